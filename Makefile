@@ -1,0 +1,54 @@
+# fastload: `make sweep` and `make test` need nothing but Python, a C compiler and make.
+
+PYTHON ?= python3
+VENV := .venv
+# What the installed package is made of; a folder in the list notices files that come and go.
+SOURCES := $(shell find fastload ! -path '*/__pycache__*' ! -name '*.so' \( -type f -o -type d \)) \
+           pyproject.toml setup.py MANIFEST.in README.md LICENSE
+INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+# Arguments for `make sweep` and `make test`, e.g. make test ARGS='-k sim'
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help sweep test bench dist clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+sweep: $(VENV)/installed ## the main job on the simulated engine, into results/
+	$(VENV)/bin/fastload sweep --levels 1,2,4,8,16,32,64 --output results $(ARGS)
+
+test: $(VENV)/installed-test ## ruff, mypy, pytest
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy --strict fastload
+	$(VENV)/bin/pytest $(ARGS)
+
+bench: $(VENV)/installed ## the programs in bench/, one after the other
+	@set -e; found=no; for program in bench/*.py; do \
+		[ -e "$$program" ] || continue; found=yes; \
+		echo "== $$program"; $(VENV)/bin/python -P "$$program"; \
+	done; [ $$found = yes ] || { echo "there is no program in bench/ yet"; exit 1; }
+
+dist: $(VENV)/bin/python ## sdist and wheel, into dist/
+	$(INSTALL) build
+	rm -rf build dist
+	$(VENV)/bin/python -m build
+
+clean: ## remove .venv, build folders and caches; results/ stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find fastload tests \( -name __pycache__ -o -name '*.so' \) -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# build/lib* goes first: setuptools would put files there into the wheel that are gone from the source.
+$(VENV)/installed: $(SOURCES) | $(VENV)/bin/python
+	rm -rf build/lib* build/bdist*
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/installed-test: $(SOURCES) | $(VENV)/bin/python
+	rm -rf build/lib* build/bdist*
+	$(INSTALL) '.[test]'
+	@touch $(VENV)/installed $@

@@ -1,0 +1,795 @@
+# The byte machine: bytes of one HTTP/1.1 answer in, columns out. Included by _timing.pyx.
+#
+# Goals    any slicing of the same bytes gives the same events; nothing is parsed as JSON here; an ordinary token
+#          costs tens of ns; whatever is not ordinary is kept raw, so that the trace room can decide with a parser.
+# Plan     feed -> head | framing (chunked, length, close) -> body -> lines -> events -> scan -> rec_event
+#          Every layer works on the caller's bytes in place and copies only what a slice border cuts.
+# Warning  "events" of a read are patched after the fact (FL_COALESCED), so a block may be sealed between reads only.
+#
+# An event's stamp is that of the read which brought the end of its last data line: some servers send the blank line
+# later, or never. An event is coalesced when anything but the end of its own HTTP chunk follows it in its read: the
+# kernel keeps one stamp a read, that of the last segment.
+
+cdef enum Http:
+    HEAD, UNTIL_CLOSE, LENGTH, CHUNK_SIZE, CHUNK_EXT, CHUNK_DATA, CHUNK_END, TRAILER, COMPLETE, BROKEN
+
+cdef enum:
+    HEAD_LIMIT = 65536
+    EVENT_LIMIT = 67108864
+    SIZE_DIGITS = 15
+    BODY_KEPT = 4194304
+
+cdef bint buf_add(Buf *b, const char *p, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t cap
+    cdef char *grown
+    if b.n + n > b.cap:
+        cap = b.cap * 2 if b.cap else 1024
+        while cap < b.n + n:
+            cap *= 2
+        grown = <char *>realloc(b.p, cap)
+        if grown == NULL:
+            return False
+        b.p = grown
+        b.cap = cap
+    memcpy(b.p + b.n, p, n)
+    b.n += n
+    return True
+
+cdef void stream_begin(Stream *s, Rec *rec, int64_t request) noexcept nogil:
+    cdef int i
+    for i in range(N_FIELDS):
+        s.row[i] = -1
+    s.row[F_REQUEST] = request
+    s.row[F_RESPONSE_BYTES] = s.row[F_EVENTS] = s.row[F_COALESCED] = s.row[F_CLAMPED] = 0
+    s.row[F_FRAMING] = s.row[F_FLAGS] = s.row[F_BACKOFF] = 0
+    s.http = HEAD
+    s.chunk_seen_digit = s.sse = s.bom = s.after_cr = s.has_data = s.event_error = s.first_choices = 0
+    s.remain = s.body_kept = 0
+    s.digits = 0
+    s.head.n = s.line.n = s.data.n = s.usage.n = s.shape.n = 0
+    s.read_event = -1
+    s.first_token = s.last_token = -1
+    s.text_events = 0
+    s.told_tokens = -1
+    s.why = NULL
+
+cdef void stream_free(Stream *s) noexcept nogil:
+    free(s.head.p)
+    free(s.line.p)
+    free(s.data.p)
+    free(s.usage.p)
+    free(s.shape.p)
+    memset(s, 0, sizeof(Stream))
+
+cdef int broken(Stream *s, const char *why, int code) noexcept nogil:
+    s.http = BROKEN
+    s.why = why
+    return code
+
+cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, int32_t delay, uint8_t flags,
+              Py_ssize_t *used) noexcept nogil:
+    """One read. `used` gets the bytes taken; less than n only when the message ended before them."""
+    cdef const char *start = p
+    cdef const char *end = p + n
+    cdef Py_ssize_t take
+    cdef int code = FEED_MORE, digit
+    cdef char c
+    s.stamp = stamp
+    s.delay = delay
+    s.stamp_flags = flags
+    s.read_event = -1
+    s.read_event_end = NULL
+    if s.row[F_FIRST_BYTE] < 0 and n > 0:
+        s.row[F_FIRST_BYTE] = stamp
+    while p < end and code == FEED_MORE:
+        if s.http == CHUNK_DATA or s.http == LENGTH:
+            take = end - p
+            if take > s.remain:
+                take = <Py_ssize_t>s.remain
+            code = body(s, rec, p, take)
+            p += take
+            s.remain -= take
+            if s.remain == 0 and code == FEED_MORE:
+                if s.http == LENGTH:
+                    code = message_end(s, rec)
+                else:
+                    s.http = CHUNK_END
+        elif s.http == CHUNK_END:
+            c = p[0]
+            p += 1
+            if c == c'\n':
+                s.http = CHUNK_SIZE
+                s.remain = 0
+                s.digits = 0
+            elif c != c'\r':
+                code = broken(s, b"a chunk is longer than its size says", FEED_MALFORMED)
+        elif s.http == CHUNK_SIZE:
+            c = p[0]
+            p += 1
+            digit = hex_digit(c)
+            if digit >= 0:
+                s.digits += 1
+                if s.digits > SIZE_DIGITS:
+                    code = broken(s, b"a chunk size of more than 15 hex digits", FEED_LIMIT)
+                s.remain = (s.remain << 4) | digit
+            elif s.digits == 0:
+                code = broken(s, b"a chunk size that is no hex number", FEED_MALFORMED)
+            elif c == c'\n':
+                chunk_sized(s)
+            elif c == c'\r' or c == c';' or c == c' ' or c == c'\t':
+                s.http = CHUNK_EXT
+            else:
+                code = broken(s, b"a chunk size that is no hex number", FEED_MALFORMED)
+        elif s.http == CHUNK_EXT:
+            p = <const char *>memchr(p, c'\n', end - p)
+            if p == NULL:
+                p = end
+            else:
+                p += 1
+                chunk_sized(s)
+        elif s.http == TRAILER:
+            # `digits` counts the bytes of the trailer line so far: an empty line ends the message
+            c = p[0]
+            p += 1
+            if c == c'\n':
+                if s.digits == 0:
+                    code = message_end(s, rec)
+                s.digits = 0
+            elif c != c'\r':
+                s.digits += 1
+                s.head.n += 1
+                if s.head.n > HEAD_LIMIT:
+                    code = broken(s, b"trailers of more than 64 KB", FEED_LIMIT)
+        elif s.http == HEAD:
+            code = head_bytes(s, rec, &p, end)
+        elif s.http == UNTIL_CLOSE:
+            code = body(s, rec, p, end - p)
+            p = end
+        else:
+            break
+    used[0] = p - start
+    s.row[F_RESPONSE_BYTES] += p - start
+    if s.read_event >= 0:
+        # the CRLF that ends the event's own chunk travels with it; anything more came later
+        take = end - s.read_event_end
+        if take > (2 if s.row[F_FRAMING] == 1 else 0):
+            flag_coalesced(s, rec)
+    return code
+
+cdef void flag_coalesced(Stream *s, Rec *rec) noexcept nogil:
+    if not rec.flags[s.read_event] & C_FL_COALESCED:
+        rec.flags[s.read_event] |= C_FL_COALESCED
+        s.row[F_COALESCED] += 1
+
+cdef int hex_digit(char c) noexcept nogil:
+    if c'0' <= c <= c'9':
+        return c - c'0'
+    if c'a' <= c <= c'f':
+        return c - c'a' + 10
+    if c'A' <= c <= c'F':
+        return c - c'A' + 10
+    return -1
+
+cdef void chunk_sized(Stream *s) noexcept nogil:
+    s.digits = 0
+    if s.remain:
+        s.http = CHUNK_DATA
+    else:
+        s.http = TRAILER
+        s.head.n = 0
+
+cdef int message_end(Stream *s, Rec *rec) noexcept nogil:
+    cdef int code = sse_end(s, rec)
+    if code != FEED_MORE:
+        return code
+    s.http = COMPLETE
+    s.row[F_FRAMING_END] = s.stamp
+    if s.row[F_DONE] < 0:
+        s.row[F_DONE] = s.stamp
+    return FEED_COMPLETE
+
+cdef int feed_eof(Stream *s, Rec *rec, int64_t stamp) noexcept nogil:
+    """The peer closed. COMPLETE when the framing allows it here, MALFORMED (with `why`) when the message is cut."""
+    s.stamp = stamp
+    s.delay = -1
+    s.stamp_flags = C_FL_READ
+    s.read_event = -1
+    if s.http == UNTIL_CLOSE:
+        return message_end(s, rec)
+    if s.sse == 1:
+        sse_end(s, rec)
+    return FEED_MALFORMED
+
+
+# ---------------------------------------------------------------- head
+
+cdef int head_bytes(Stream *s, Rec *rec, const char **at, const char *end) noexcept nogil:
+    # Lines end with LF, a CR before it is dropped; an empty line ends the head.
+    cdef const char *p = at[0]
+    cdef const char *nl
+    cdef Py_ssize_t before = s.head.n, line
+    while p < end:
+        nl = <const char *>memchr(p, c'\n', end - p)
+        if nl == NULL:
+            nl = end - 1
+        if not buf_add(&s.head, p, nl + 1 - p) or s.head.n > HEAD_LIMIT:
+            return broken(s, b"an answer head of more than 64 KB", FEED_LIMIT)
+        p = nl + 1
+        at[0] = p
+        if nl[0] != c'\n':
+            return FEED_MORE
+        line = s.head.n - 1
+        if line > 0 and s.head.p[line - 1] == c'\r':
+            line -= 1
+        if line == 0:
+            s.head.n = 0             # blank lines before a status line are allowed
+        elif s.head.p[line - 1] == c'\n':
+            return head_done(s, rec)
+    return FEED_MORE
+
+cdef int head_done(Stream *s, Rec *rec) noexcept nogil:
+    cdef char *p = s.head.p
+    cdef char *end = s.head.p + s.head.n
+    cdef char *nl
+    cdef char *value
+    cdef char *colon
+    cdef Py_ssize_t size
+    cdef int64_t length = -1, parsed
+    cdef bint chunked = False, other_coding = False, close, keep = False, plain = False
+    # "HTTP/1.x NNN"
+    if s.head.n < 12 or memcmp(p, b"HTTP/1.", 7) != 0 or p[8] != c' ':
+        return broken(s, b"the answer is not HTTP/1.x", FEED_MALFORMED)
+    s.row[F_STATUS] = digits3(p + 9)
+    if s.row[F_STATUS] < 100:
+        return broken(s, b"the status line has no three-digit status", FEED_MALFORMED)
+    close = p[7] == c'0'
+    p = <char *>memchr(p, c'\n', end - p) + 1
+    while p < end:
+        nl = <char *>memchr(p, c'\n', end - p)
+        colon = <char *>memchr(p, c':', nl - p)
+        if colon != NULL:
+            value = colon + 1
+            size = nl - value
+            while size and (value[0] == c' ' or value[0] == c'\t'):
+                value += 1
+                size -= 1
+            while size and (value[size - 1] == c' ' or value[size - 1] == c'\r' or value[size - 1] == c'\t'):
+                size -= 1
+            if is_name(p, colon, b"transfer-encoding", 17):
+                # the last coding decides; any other than chunked (gzip) makes the body unreadable as events
+                if size >= 7 and strncasecmp(value + size - 7, b"chunked", 7) == 0:
+                    chunked = True
+                    other_coding = other_coding or size > 7
+                elif not (size == 8 and strncasecmp(value, b"identity", 8) == 0):
+                    other_coding = True
+            elif is_name(p, colon, b"content-length", 14):
+                parsed = decimal(value, size)
+                if parsed < 0 or (length >= 0 and parsed != length):
+                    return broken(s, b"a content-length that is no single number", FEED_MALFORMED)
+                length = parsed
+            elif is_name(p, colon, b"connection", 10):
+                close = close or has_word(value, size, b"close", 5)
+                keep = keep or has_word(value, size, b"keep-alive", 10)
+            elif is_name(p, colon, b"content-encoding", 16):
+                if size and not (size == 8 and strncasecmp(value, b"identity", 8) == 0):
+                    s.row[F_FLAGS] |= C_RF_ENCODED
+            elif is_name(p, colon, b"content-type", 12):
+                plain = has_word(value, size, b"application/json", 16) or has_word(value, size, b"text/html", 9)
+        p = nl + 1
+    if 100 <= s.row[F_STATUS] < 200:
+        s.head.n = 0                 # an interim answer: the real one follows
+        s.row[F_STATUS] = -1
+        return FEED_MORE
+    s.row[F_HEAD] = s.stamp
+    if not rec_blob(rec, s.row[F_REQUEST], 0, BLOB_HEAD_KIND, s.head.p, s.head.n):
+        s.row[F_FLAGS] |= C_RF_BLOB_CUT
+    if other_coding:
+        s.row[F_FLAGS] |= C_RF_ENCODED
+    if s.row[F_STATUS] == 200 and not plain and not s.row[F_FLAGS] & C_RF_ENCODED:
+        s.sse = 1
+        s.row[F_FLAGS] |= C_RF_SSE
+    if chunked and length >= 0:
+        return broken(s, b"both a content-length and chunks", FEED_MALFORMED)
+    if (not close or keep) and (chunked or length >= 0 or s.row[F_STATUS] == 204 or s.row[F_STATUS] == 304):
+        s.row[F_FLAGS] |= C_RF_KEEPALIVE
+    if s.row[F_STATUS] == 204 or s.row[F_STATUS] == 304:
+        return message_end(s, rec)
+    if chunked:
+        s.row[F_FRAMING] = 1
+        s.http = CHUNK_SIZE
+    elif length >= 0:
+        s.row[F_FRAMING] = 2
+        s.remain = length
+        s.http = LENGTH
+        if length == 0:
+            return message_end(s, rec)
+    else:
+        s.row[F_FRAMING] = 3
+        s.http = UNTIL_CLOSE
+    return FEED_MORE
+
+cdef enum:
+    BLOB_HEAD_KIND = 1
+    BLOB_EVENT_KIND = 2
+    BLOB_BODY_KIND = 3
+
+cdef bint is_name(const char *p, const char *colon, const char *name, Py_ssize_t n) noexcept nogil:
+    return colon - p == n and strncasecmp(p, name, n) == 0
+
+cdef bint has_word(const char *p, Py_ssize_t n, const char *word, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n - size + 1):
+        if strncasecmp(p + i, word, size) == 0:
+            return True
+    return False
+
+cdef int64_t decimal(const char *p, Py_ssize_t n) noexcept nogil:
+    cdef int64_t v = 0
+    cdef Py_ssize_t i
+    if n < 1 or n > 17:
+        return -1
+    for i in range(n):
+        if not c'0' <= p[i] <= c'9':
+            return -1
+        v = v * 10 + (p[i] - c'0')
+    return v
+
+cdef int digits3(const char *p) noexcept nogil:
+    if c'0' <= p[0] <= c'9' and c'0' <= p[1] <= c'9' and c'0' <= p[2] <= c'9':
+        return (p[0] - c'0') * 100 + (p[1] - c'0') * 10 + p[2] - c'0'
+    return 0
+
+
+# ---------------------------------------------------------------- body, lines, events
+
+cdef int body(Stream *s, Rec *rec, const char *p, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t kept
+    if s.sse == 1:
+        return sse_feed(s, rec, p, n)
+    kept = BODY_KEPT - s.body_kept
+    if kept > n:
+        kept = n
+    if kept > 0 and not s.row[F_FLAGS] & C_RF_ENCODED:
+        s.body_kept += kept
+        if not rec_blob(rec, s.row[F_REQUEST], 0, BLOB_BODY_KIND, p, kept):
+            s.row[F_FLAGS] |= C_RF_BLOB_CUT
+    return FEED_MORE
+
+cdef int sse_feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n) noexcept nogil:
+    cdef const char *end = p + n
+    cdef const char *nl
+    cdef const char *cr
+    cdef const char *eol
+    cdef const char *following
+    cdef int code
+    while s.bom < 3 and p < end:
+        # a byte-order mark may stand before the first line, and may be cut anywhere
+        if <uint8_t>p[0] != (0xEF if s.bom == 0 else 0xBB if s.bom == 1 else 0xBF):
+            if s.bom and not buf_add(&s.line, b"\xef\xbb", s.bom):
+                return broken(s, b"out of memory", FEED_LIMIT)
+            s.bom = 3
+            break
+        s.bom += 1
+        p += 1
+    while p < end:
+        if s.after_cr:
+            s.after_cr = 0
+            if p[0] == c'\n':
+                p += 1
+                if s.read_event >= 0 and s.read_event_end == p - 1:
+                    s.read_event_end = p
+                continue
+        nl = <const char *>memchr(p, c'\n', end - p)
+        cr = <const char *>memchr(p, c'\r', (nl if nl != NULL else end) - p)
+        if cr != NULL:
+            eol = cr
+            following = cr + 1
+            if following < end:
+                if following[0] == c'\n':
+                    following += 1
+            else:
+                s.after_cr = 1
+        elif nl != NULL:
+            eol = nl
+            following = nl + 1
+        else:
+            if s.line.n + (end - p) > EVENT_LIMIT or not buf_add(&s.line, p, end - p):
+                return broken(s, b"an event of more than 64 MB", FEED_LIMIT)
+            return FEED_MORE
+        if s.line.n:
+            if s.line.n + (eol - p) > EVENT_LIMIT or not buf_add(&s.line, p, eol - p):
+                return broken(s, b"an event of more than 64 MB", FEED_LIMIT)
+            code = sse_line(s, rec, s.line.p, s.line.n, following, False)
+            s.line.n = 0
+        else:
+            # with the blank line at hand the event is taken from where it lies
+            code = sse_line(s, rec, p, eol - p, following,
+                            following < end and (following[0] == c'\n' or following[0] == c'\r'))
+        if code != FEED_MORE:
+            return code
+        p = following
+    return FEED_MORE
+
+cdef int sse_line(Stream *s, Rec *rec, const char *p, Py_ssize_t n, const char *following, bint whole) noexcept nogil:
+    cdef char last
+    if n == 0:
+        if s.has_data:
+            dispatch_kept(s, rec, following)
+        elif s.read_event >= 0:
+            s.read_event_end = following
+        s.event_error = 0
+        return FEED_MORE
+    if p[0] == c'd' and n >= 4 and memcmp(p, b"data", 4) == 0 and (n == 4 or p[4] == c':'):
+        p += 5
+        n -= 5
+        if n < 0:
+            n = 0
+        elif n and p[0] == c' ':
+            p += 1
+            n -= 1
+        if s.has_data:
+            # `}` and then `{` or `[` is nowhere inside one JSON text: a server that leaves out the blank line
+            last = s.data.p[s.data.n - 1] if s.data.n else 0
+            if n and ((last == c'}' and (p[0] == c'{' or p[0] == c'[')) or (last == c']' and p[0] == c'{')):
+                dispatch_kept(s, rec, following)
+        if not s.has_data and whole:
+            dispatch(s, rec, p, n, s.stamp, s.delay, s.stamp_flags, following)
+            return FEED_MORE
+        if s.has_data:
+            if not buf_add(&s.data, b"\n", 1):
+                return broken(s, b"out of memory", FEED_LIMIT)
+        else:
+            s.data.n = 0
+        if s.data.n + n > EVENT_LIMIT or not buf_add(&s.data, p, n):
+            return broken(s, b"an event of more than 64 MB", FEED_LIMIT)
+        s.has_data = 1
+        s.data_ns = s.stamp
+        s.data_delay = s.delay
+        s.data_flags = s.stamp_flags
+    elif p[0] == c'e' and n >= 11 and memcmp(p, b"event:", 6) == 0:
+        s.event_error = memcmp(p + n - 5, b"error", 5) == 0 and n <= 12
+    return FEED_MORE                 # comments, id, retry and unknown fields say nothing about tokens
+
+cdef void dispatch_kept(Stream *s, Rec *rec, const char *following) noexcept nogil:
+    s.has_data = 0
+    dispatch(s, rec, s.data.p, s.data.n, s.data_ns, s.data_delay, s.data_flags, following)
+    s.data.n = 0
+
+cdef int sse_end(Stream *s, Rec *rec) noexcept nogil:
+    # a last line without its end, a last event without its blank line: what came is kept
+    cdef int code = FEED_MORE
+    if s.sse == 1 and s.line.n:
+        code = sse_line(s, rec, s.line.p, s.line.n, NULL, False)
+        s.line.n = 0
+    if s.has_data:
+        dispatch_kept(s, rec, NULL)
+    return code
+
+cdef void dispatch(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, int32_t delay, uint8_t flags,
+                   const char *following) noexcept nogil:
+    cdef Scan found
+    cdef int32_t ordinal = <int32_t>s.row[F_EVENTS]
+    cdef Py_ssize_t here
+    while n and (p[n - 1] == c' ' or p[n - 1] == c'\t'):
+        n -= 1
+    if n == 0:
+        return                       # relays keep a line warm with empty data
+    if n == 6 and memcmp(p, b"[DONE]", 6) == 0:
+        found.channel, found.nbytes, found.tokens, found.flags, found.keep = C_CH_DONE, 0, -1, 0, 0
+        s.row[F_FLAGS] |= C_RF_DONE
+        if s.row[F_DONE] < 0:
+            s.row[F_DONE] = stamp
+    else:
+        scan(s, p, n, &found)
+        if s.event_error:
+            found.channel = 15
+            found.keep = 1
+        if found.flags & C_FL_USAGE:
+            s.usage.n = 0
+            buf_add(&s.usage, p, n)
+            s.usage_ordinal = ordinal
+            if found.tokens >= 0:
+                s.told_tokens = found.tokens
+        if found.flags & C_FL_CHOICES and not s.first_choices:
+            s.first_choices = 1
+            found.keep = 1
+        if found.keep or rec.save_text:
+            if s.usage_ordinal == ordinal and found.flags & C_FL_USAGE:
+                s.usage.n = 0        # kept already
+            if not rec_blob(rec, s.row[F_REQUEST], ordinal, BLOB_EVENT_KIND, p, n):
+                s.row[F_FLAGS] |= C_RF_BLOB_CUT
+        if 1 <= found.channel <= 4:
+            if s.first_token < 0:
+                s.first_token = stamp
+            s.last_token = stamp
+            s.text_events += 1
+            rec.texts += 1
+    if s.read_event >= 0:
+        flag_coalesced(s, rec)       # this one follows it in the same read
+    here = rec_event(rec, stamp, s.row[F_REQUEST], delay, found.nbytes, found.tokens, found.channel,
+                     flags | found.flags)
+    s.row[F_EVENTS] += 1
+    if flags & C_FL_CLAMPED:
+        s.row[F_CLAMPED] += 1
+    # an event whose data ended in an earlier read shares nothing with this one
+    if stamp == s.stamp and following != NULL:
+        s.read_event = here
+        s.read_event_end = following
+    else:
+        s.read_event = -1
+
+cdef void stream_end(Stream *s, Rec *rec) noexcept nogil:
+    """Before the row is written: the last usage, where it was not kept with its event."""
+    if s.usage.n:
+        if not rec_blob(rec, s.row[F_REQUEST], s.usage_ordinal, BLOB_EVENT_KIND, s.usage.p, s.usage.n):
+            s.row[F_FLAGS] |= C_RF_BLOB_CUT
+        s.usage.n = 0
+
+
+# ---------------------------------------------------------------- scan: what does this event carry?
+#
+# Sound without parsing: inside a JSON string every quote is escaped, so the bytes `"content":` cannot occur in one,
+# and the quote in front keeps reasoning_content apart. Fast path: an event that equals an earlier, fully examined text
+# event of this answer everywhere but between the quotes of its text. All else is examined; what is not certain is
+# CH_ODD and kept raw.
+
+cdef struct Scan:
+    int32_t nbytes
+    int32_t tokens
+    uint8_t channel
+    uint8_t flags
+    uint8_t keep
+
+cdef void scan(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept nogil:
+    cdef Py_ssize_t prefix = s.shape_prefix, suffix = s.shape.n - prefix, size
+    out.tokens = -1
+    out.keep = 0
+    if s.shape.n and n >= s.shape.n and memcmp(p, s.shape.p, prefix) == 0 \
+            and memcmp(p + n - suffix, s.shape.p + prefix, suffix) == 0:
+        size = text_bytes(p + prefix, n - s.shape.n)
+        if size >= 0:
+            out.nbytes = <int32_t>size
+            out.channel = s.shape_channel if size else 0
+            out.flags = C_FL_CHOICES
+            return
+    examine(s, p, n, out)
+
+cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept nogil:
+    cdef const char *end = p + n
+    cdef const char *at
+    cdef const char *text = NULL
+    cdef const char *text_end = NULL
+    cdef const char *value_end
+    cdef Py_ssize_t size
+    cdef int channel = 0, texts = 0, known = 0, i
+    cdef bint odd = False
+    out.channel, out.nbytes, out.flags, out.tokens, out.keep = 0, 0, 0, -1, 0
+    if n == 4 and memcmp(p, b"null", 4) == 0:
+        return                       # llama.cpp opens some answers with it
+    if p[0] != c'{' or not balanced(p, n):
+        out.channel, out.keep = 15, 1
+        return
+    at = value_of(p, end, b'"choices"', 9)
+    if at == NULL:
+        odd = True                   # another protocol, an error, or a stray object: a parser decides
+    elif at + 1 < end and at[0] == c'[' and skip_blank(at + 1, end)[0] != c']':
+        out.flags |= C_FL_CHOICES
+    at = value_of(p, end, b'"finish_reason"', 15)
+    if at != NULL and at[0] == c'"':
+        out.flags |= C_FL_FINISH
+        out.keep = 1
+    at = value_of(p, end, b'"usage"', 7)
+    if at != NULL and at[0] == c'{':
+        out.flags |= C_FL_USAGE
+        out.tokens = number_of(at, end, b'"completion_tokens"', 19)
+    # what a text event never has: any of these needs a parser
+    if is_set(p, end, b'"error"', 7) or is_set(p, end, b'"tool_calls"', 12) or is_set(p, end, b'"refusal"', 9) \
+            or is_set(p, end, b'"function_call"', 15) or is_set(p, end, b'"logprobs"', 10) \
+            or is_set(p, end, b'"token_ids"', 11) or is_set(p, end, b'"audio"', 7) or many_choices(p, end):
+        odd = True
+    for i in range(4):
+        if i == 0:
+            at = value_of(p, end, b'"content"', 9)
+        elif i == 1:
+            at = value_of(p, end, b'"reasoning_content"', 19)
+        elif i == 2:
+            at = value_of(p, end, b'"reasoning"', 11)
+        else:
+            at = value_of(p, end, b'"text"', 6)
+        if at == NULL:
+            continue
+        if at[0] == c'"':
+            known += 1
+            value_end = string_end(at + 1, end)
+            if value_end > at + 1:
+                texts += 1
+                text = at + 1
+                text_end = value_end
+                channel = 1 if i == 0 or i == 3 else 2
+        elif at + 4 <= end and memcmp(at, b"null", 4) == 0:
+            known += 1
+        else:
+            odd = True               # a list of parts, or the logprobs' content
+    if texts > 1 or (texts == 0 and known == 0 and not out.flags & (C_FL_FINISH | C_FL_USAGE)
+                     and value_of(p, end, b'"role"', 6) == NULL):
+        odd = True
+    if odd:
+        out.channel, out.keep = 15, 1
+        return
+    if texts == 0:
+        return
+    size = text_bytes(text, text_end - text)
+    out.channel, out.nbytes = channel, <int32_t>size
+    if not out.flags & (C_FL_FINISH | C_FL_USAGE):
+        s.shape.n = 0
+        if buf_add(&s.shape, p, text - p) and buf_add(&s.shape, text_end, end - text_end):
+            s.shape_prefix = text - p
+            s.shape_channel = channel
+        else:
+            s.shape.n = 0
+
+cdef const char *skip_blank(const char *p, const char *end) noexcept nogil:
+    while p < end - 1 and (p[0] == c' ' or p[0] == c'\n' or p[0] == c'\t' or p[0] == c'\r'):
+        p += 1
+    return p
+
+cdef const char *value_of(const char *p, const char *end, const char *key, Py_ssize_t n) noexcept nogil:
+    # first byte of the value of the first such key; NULL where there is none. A string that equals the key's bytes
+    # but is no key has no colon behind it.
+    cdef const char *at
+    while True:
+        at = <const char *>memmem(p, end - p, key, n)
+        if at == NULL:
+            return NULL
+        at += n
+        if at >= end:
+            return NULL
+        at = skip_blank(at, end)
+        if at[0] == c':' and at + 1 < end:
+            return skip_blank(at + 1, end)
+        p = at
+
+cdef bint is_set(const char *p, const char *end, const char *key, Py_ssize_t n) noexcept nogil:
+    # present with a value that says something: not null, "", [] or {}
+    cdef const char *at = value_of(p, end, key, n)
+    if at == NULL:
+        return False
+    if end - at >= 4 and memcmp(at, b"null", 4) == 0:
+        return False
+    if end - at >= 2 and (memcmp(at, b'""', 2) == 0 or memcmp(at, b"[]", 2) == 0 or memcmp(at, b"{}", 2) == 0):
+        return False
+    return True
+
+cdef bint many_choices(const char *p, const char *end) noexcept nogil:
+    # one "index", and it is 0 (or none): anything else is a second choice, or a list of something
+    cdef const char *at = value_of(p, end, b'"index"', 7)
+    if at == NULL:
+        return False
+    if at[0] != c'0' or (at + 1 < end and c'0' <= at[1] <= c'9'):
+        return True
+    return value_of(at, end, b'"index"', 7) != NULL
+
+cdef int32_t number_of(const char *p, const char *end, const char *key, Py_ssize_t n) noexcept nogil:
+    cdef const char *at = value_of(p, end, key, n)
+    cdef int64_t v = 0
+    cdef int digits = 0
+    if at == NULL:
+        return -1
+    while at < end and c'0' <= at[0] <= c'9' and digits < 10:
+        v = v * 10 + (at[0] - c'0')
+        at += 1
+        digits += 1
+    return <int32_t>v if digits and v < 0x7fffffff else -1
+
+cdef const char *string_end(const char *p, const char *end) noexcept nogil:
+    while p < end and p[0] != c'"':
+        p += 2 if p[0] == c'\\' else 1
+    return p if p < end else end
+
+cdef Py_ssize_t text_bytes(const char *p, Py_ssize_t n) noexcept nogil:
+    # UTF-8 bytes the JSON string decodes to; -1 when a bare quote says that it is more than one string
+    cdef Py_ssize_t i = 0, size = 0
+    cdef int code
+    if memchr(p, c'\\', n) == NULL:
+        return n if memchr(p, c'"', n) == NULL else -1
+    while i < n:
+        if p[i] == c'"':
+            return -1
+        if p[i] != c'\\':
+            size += 1
+            i += 1
+        elif i + 1 >= n:
+            return -1
+        elif p[i + 1] == c'u' and i + 6 <= n:
+            code = (hex_digit(p[i + 2]) << 12) | (hex_digit(p[i + 3]) << 8) | (hex_digit(p[i + 4]) << 4) \
+                | hex_digit(p[i + 5])
+            # each half of a surrogate pair stands for two of its four bytes
+            size += 1 if code < 0x80 else 2 if code < 0x800 or 0xD800 <= code < 0xE000 else 3
+            i += 6
+        else:
+            size += 1
+            i += 2
+    return size
+
+cdef bint balanced(const char *p, Py_ssize_t n) noexcept nogil:
+    # not a proof of JSON, but a cut or doubled payload does not pass
+    cdef Py_ssize_t i = 0, depth = 0
+    cdef const char *at
+    while i < n:
+        if p[i] == c'"':
+            at = string_end(p + i + 1, p + n)
+            if at == p + n:
+                return False
+            i = at - p
+        elif p[i] == c'{' or p[i] == c'[':
+            depth += 1
+        elif p[i] == c'}' or p[i] == c']':
+            depth -= 1
+            if depth <= 0:
+                return depth == 0 and i == n - 1
+        i += 1
+    return False
+
+
+# ---------------------------------------------------------------- the machine without a socket
+
+cdef class Parser:
+    """The byte machine on its own: feed bytes and stamps, then look into the Recorder's blocks.
+
+    For tests, fuzzing and benches; the engine runs the same functions.
+    """
+    cdef Stream s
+    cdef Recorder recorder
+    cdef bint begun
+
+    def __cinit__(self, Recorder recorder not None):
+        memset(&self.s, 0, sizeof(Stream))
+        self.recorder = recorder
+
+    def __dealloc__(self):
+        stream_free(&self.s)
+
+    def begin(self, int64_t request, int64_t sent_ns):
+        """Start an exchange numbered `request`, handed to the kernel at `sent_ns`. BufferError when no block is free."""
+        if not self.recorder.ready():
+            raise BufferError("no free block")
+        stream_begin(&self.s, &self.recorder.rec, request)
+        self.s.row[F_SENT] = sent_ns
+        rec_event(&self.recorder.rec, sent_ns, request, -1, 0, -1, C_CH_SENT, 0)
+        self.begun = True
+
+    def feed(self, const unsigned char[::1] data not None, int64_t stamp_ns, int32_t delay_ns=0, int flags=0):
+        """One read: (code, bytes taken). code 0 = more to come, 1 = message complete, below 0 = malformed (-5) or past
+        a limit (-6); then `why` says what."""
+        cdef Py_ssize_t used = 0, at = 0, n = data.shape[0]
+        cdef int code = FEED_MORE
+        if not self.begun:
+            raise ValueError("begin() first")
+        # an engine never reads more than 128 KB at once; the Recorder counts on it
+        while at < n and code == FEED_MORE:
+            if not self.recorder.ready():
+                raise BufferError("no free block")
+            code = feed(&self.s, &self.recorder.rec, <const char *>&data[at], min(n - at, 131072), stamp_ns, delay_ns,
+                        flags, &used)
+            at += used
+        return code, at
+
+    def eof(self, int64_t stamp_ns):
+        """The peer closed: 1 when the message may end so, -5 when it was cut."""
+        if not self.recorder.ready():
+            raise BufferError("no free block")
+        return feed_eof(&self.s, &self.recorder.rec, stamp_ns)
+
+    def finish(self, int end=C_END_COMPLETE):
+        """Write the exchange's row with the END_ code `end`, and give it as a dict of ROW_FIELDS."""
+        if not self.recorder.ready():
+            raise BufferError("no free block")
+        self.s.row[F_END] = end
+        stream_end(&self.s, &self.recorder.rec)
+        rec_row(&self.recorder.rec, self.s.row)
+        return dict(zip(ROW_FIELDS, [self.s.row[i] for i in range(N_FIELDS)]))
+
+    @property
+    def why(self):
+        """What was malformed, or None."""
+        return None if self.s.why == NULL else (<bytes>self.s.why).decode()

@@ -1,0 +1,359 @@
+"""The verdict on a run (METRICS.md, section 6): what the instrument found out about itself, with figures.
+
+`invalid`: the figures do not stand. `suspect`: one of four named causes makes them doubtful. Else `valid`.
+Works on the entries of summary.json's `levels` alone, so it can be made again from a summary.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fastload.analysis.levels import LevelFigures
+from fastload.analysis.percentiles import is_low_n
+
+IN_FLIGHT_INVALID = 0.05
+IN_FLIGHT_SUSPECT = 0.01
+LENGTHS_SUSPECT = 0.02
+STAMP_ERROR_SUSPECT = 0.01  # of TTFT or ITL
+TURNAROUND_SUSPECT = 0.01  # of the latency
+DELAY_SUSPECT = 0.5  # of an ITL: the client then falls behind the stream it reads
+CPU_SUSPECT = 0.80
+BOOKKEEPING_LIMIT = 0.001
+UNUSABLE_STAMPS_LIMIT = 0.01  # of the successful rows
+
+
+def verdict(
+    levels: Sequence[LevelFigures], status: str = "complete", calibration: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Judge a run: {"status": valid | suspect | invalid, "reasons": [sentences], "notes": [sentences]}.
+
+    `status` is the manifest's. `calibration` gives the stamp's error in us by stamp source ("kernel", "read")
+    as measured on this host; None if it never was: then nothing is assumed, and a note says so.
+    """
+    broken = [f"c={level['level']}: {text}" for level in levels for text in _broken(level)]
+    if not any(level["measured"] for level in levels):
+        broken.insert(0, "no measured request finished")
+    doubts = [f"c={level['level']}: {text}" for level in levels for text in _doubts(level, calibration or {})]
+    name = "invalid" if broken else "suspect" if doubts else "valid"
+    return {"status": name, "reasons": broken + doubts, "notes": _notes(levels, status, calibration)}
+
+
+def _broken(level: LevelFigures) -> list[str]:
+    """Return why the level's figures do not stand: rows lost, load not held, stamps unusable, all failed."""
+    found: list[str] = []
+    measured, ok, checks = level["measured"], level["ok"], level["checks"]
+    if measured > level["errors"].get("cancelled", 0) and not ok:
+        found.append(f"all {measured} measured requests failed ({_counted(level['errors'])})")
+
+    lost = (
+        level["instrument"]["lost_events"] or 0,
+        "events were lost between the measuring process and the trace",
+    )
+    done, planned = level["measured_done"], level["measured_planned"]
+    # A request that never got a connection is a row but does not use up the plan.
+    used = measured - level["errors"].get("connect", 0) - level["errors"].get("client_ports", 0)
+    for count, what in (
+        lost,
+        (checks["repeated_requests"], "requests were sent in more than one row"),
+        (checks["rows_without_events"], "rows have no entry in tokens"),
+        (checks["events_without_row"], "entries of tokens have no row in requests"),
+        ((done or 0) - measured, "measured requests finished but have no row"),
+        ((planned or 0) - used if level["complete"] else 0, "planned measured requests have no row"),
+    ):
+        if count > 0:
+            found.append(f"{count} {what}")
+    if (checks["bookkeeping_error"] or 0) > BOOKKEEPING_LIMIT:
+        off_by = _percent(checks["bookkeeping_error"])
+        found.append(f"the integral of in-flight and the sum of latencies differ by {off_by}")
+
+    off = _in_flight_off(level)
+    if off is not None and abs(off) > IN_FLIGHT_INVALID:
+        found.append(_in_flight_text(level, off))
+    if ok and level["complete"] and level["window_s"] is None:
+        found.append("all slots were never busy at once: no rates")
+
+    for count, what in (
+        (checks["rows_out_of_order"], "have stamps that run backwards"),
+        (checks["ok_without_ttft"], "have no first token"),
+    ):
+        if ok and count / ok > UNUSABLE_STAMPS_LIMIT:
+            found.append(f"{count} of {ok} successful requests {what}")
+    return found
+
+
+def _doubts(level: LevelFigures, calibration: Mapping[str, float]) -> list[str]:
+    """Return the named causes that make the level's figures doubtful."""
+    found: list[str] = []
+    ttft_us, itl_us = _us(level["ttft_ms"]["mean"]), _us(level["itl_ms"]["mean"])
+    latency_us = (level["latency_s"]["mean"] or 0.0) * 1e6
+
+    error_us = stamp_error_us(level, calibration)
+    for name, figure_us in (("TTFT", ttft_us), ("ITL", itl_us)):
+        if figure_us and error_us / figure_us > STAMP_ERROR_SUSPECT:
+            found.append(f"stamp error {error_us:.3g} us is {_percent(error_us / figure_us)} of {name}")
+    delay_us = level["client_delay_us"]["p99"] or 0.0
+    if itl_us and delay_us > DELAY_SUSPECT * itl_us:
+        found.append(f"client delay P99 {delay_us:.3g} us is {_percent(delay_us / itl_us)} of an ITL")
+
+    off = _in_flight_off(level)
+    if off is not None and IN_FLIGHT_SUSPECT < abs(off) <= IN_FLIGHT_INVALID:
+        found.append(_in_flight_text(level, off))
+    free_us = level["turnaround_us"]["mean"] or 0.0
+    if latency_us and free_us / latency_us > TURNAROUND_SUSPECT:
+        found.append(
+            f"slots stood free {free_us:.3g} us between requests, {_percent(free_us / latency_us)} of latency"
+        )
+
+    for name, actual, planned in (
+        ("prompts", level["prompt_tokens_mean"], level["prompt_tokens_planned_mean"]),
+        ("outputs", level["completion_tokens_mean"], level["max_tokens_mean"]),
+    ):
+        if actual is not None and planned and abs(actual / planned - 1) > LENGTHS_SUSPECT:
+            early = f" ({level['early_stops']} of {level['ok']} stopped early)" if name == "outputs" else ""
+            found.append(f"{name} have {actual:.4g} tokens on average, {planned:.4g} were asked for{early}")
+
+    cpu = level["instrument"]["cpu_share"]
+    if cpu is not None and cpu > CPU_SUSPECT:
+        found.append(f"the measuring process used {_percent(cpu)} of its CPU")
+    return found
+
+
+def stamp_error_us(level: LevelFigures, calibration: Mapping[str, float]) -> float:
+    """Return the mean error of the level's stamps in us, as far as it is known.
+
+    The calibrated error of the stamp used, plus what its events say: a coalesced stamp is late by less than
+    the client was (the delay's P99 stands for it), a clamped one may be off by a whole ITL.
+    """
+    known = calibration.get(str(level["stamp_source"]), 0.0)
+    late = (level["coalesced_share"] or 0.0) * (level["client_delay_us"]["p99"] or 0.0)
+    return known + late + (level["clamped_share"] or 0.0) * _us(level["itl_ms"]["mean"])
+
+
+def _notes(levels: Sequence[LevelFigures], status: str, calibration: Mapping[str, float] | None) -> list[str]:
+    """Return one line on each thing the reader should know in any case; of levels, the worst is named."""
+    notes: list[str] = []
+    if status != "complete":
+        notes.append(f"the run is {status}: these are its rows so far")
+    for level in levels:
+        if not level["complete"]:
+            planned = level["measured_planned"]
+            of = f" of {planned}" if planned else ""
+            notes.append(f"c={level['level']} is incomplete: {level['measured']}{of} measured requests")
+    some = [level for level in levels if level["ok"]]
+    if not some:
+        return notes
+
+    sources = sorted({str(level["stamp_source"]) for level in some})
+    told = "calibrated on this host" if calibration else "stamp error not calibrated on this host"
+    notes.append(f"stamps: {', '.join(sources)} ({told})")
+    for line in (
+        _delay_note,
+        _turnaround_note,
+        _coalesced_note,
+        _process_note,
+        _rtt_note,
+        _in_flight_note,
+        _edge_note,
+    ):
+        notes.extend(line(some))
+    notes.extend(_length_notes(some))
+    notes.extend(_counting_notes(some))
+    low = [f"c={level['level']}" for level in some if is_low_n(level["ok"], 90)]
+    if low:
+        notes.append(
+            f"low n: P90 of {', '.join(low)} rests on fewer than 29 requests (no 95 % interval exists)"
+        )
+    return notes
+
+
+def _delay_note(levels: Sequence[LevelFigures]) -> list[str]:
+    level = _worst(levels, lambda each: each["client_delay_us"]["p99"] or each["client_delay_us"]["max"])
+    if level is None:
+        return ["client delay: not known"]
+    delay = level["client_delay_us"]
+    figures = ", ".join(f"{name} {delay[key]:.3g}" for name, key in _DELAYS if delay[key] is not None)
+    return [f"client delay (read time - kernel stamp), us: {figures} (worst level, c={level['level']})"]
+
+
+_DELAYS = (("P50", "p50"), ("P99", "p99"), ("max", "max"))
+
+
+def _turnaround_note(levels: Sequence[LevelFigures]) -> list[str]:
+    level = _worst(levels, lambda each: each["turnaround_us"]["mean"])
+    if level is None:
+        return []
+    free = level["turnaround_us"]
+    share = free["mean"] / 1e6 / level["latency_s"]["mean"]
+    return [
+        f"slot turn-around (free to next send): mean {free['mean']:.3g}, P99 {free['p99']:.3g} us,"
+        f" {_percent(share)} of latency (worst level, c={level['level']})"
+    ]
+
+
+def _coalesced_note(levels: Sequence[LevelFigures]) -> list[str]:
+    coalesced = _worst(levels, lambda each: each["coalesced_share"])
+    clamped = _worst(levels, lambda each: each["clamped_share"])
+    if coalesced is None or clamped is None:
+        return []
+    return [
+        f"coalesced stamps (upper bounds): {_percent(coalesced['coalesced_share'])} of text events"
+        f" (worst level, c={coalesced['level']}); clamped: {_percent(clamped['clamped_share'])}"
+    ]
+
+
+def _process_note(levels: Sequence[LevelFigures]) -> list[str]:
+    """Say how the measuring process fared over all levels; what it did not tell is left out."""
+    told: list[str] = []
+    busiest = _worst(levels, lambda each: each["instrument"]["cpu_share"])
+    if busiest is not None:
+        told.append(f"CPU {_percent(busiest['instrument']['cpu_share'])} (worst level, c={busiest['level']})")
+    pauses = [
+        level["instrument"]["gc_pauses"] for level in levels if level["instrument"]["gc_pauses"] is not None
+    ]
+    if pauses:
+        told.append(f"{sum(pauses)} GC pauses")
+    for key, text in (
+        ("loop_lag_max_ms", "longest loop lag {:.3g} ms"),
+        ("stalled_ms", "stalled {:.3g} ms"),
+        ("events_per_read", "up to {:.3g} events a read"),
+        ("stray_bytes", "{} stray bytes"),
+        ("stale_retries", "{} retries on stale connections"),
+    ):
+        figures = [level["instrument"][key] for level in levels if level["instrument"][key]]
+        if figures:
+            told.append(text.format(max(figures)))
+    return [f"measuring process: {', '.join(told)}"] if told else []
+
+
+def _rtt_note(levels: Sequence[LevelFigures]) -> list[str]:
+    times = [level["rtt_us"] for level in levels if level["rtt_us"] is not None]
+    if not times:
+        return []
+    span = f"{min(times):.4g}" if min(times) == max(times) else f"{min(times):.4g} to {max(times):.4g}"
+    again = sum(level["retransmits"] for level in levels)
+    return [f"RTT (TCP_INFO): {span} us, part of TTFT and never subtracted; {again} segments retransmitted"]
+
+
+def _in_flight_note(levels: Sequence[LevelFigures]) -> list[str]:
+    level = _worst(
+        levels, lambda each: None if _in_flight_off(each) is None else abs(_in_flight_off(each) or 0.0)
+    )
+    return (
+        [_in_flight_text(level, _in_flight_off(level) or 0.0) + f" (worst level, c={level['level']})"]
+        if level
+        else []
+    )
+
+
+def _edge_note(levels: Sequence[LevelFigures]) -> list[str]:
+    level = _worst(levels, lambda each: each["rate_edge_error"])
+    if level is None:
+        return []
+    return [
+        f"rates: edge error up to {_percent(level['rate_edge_error'])}, the window being"
+        f" {1 / level['rate_edge_error']:.3g} waves long (worst level, c={level['level']})"
+    ]
+
+
+def _length_notes(levels: Sequence[LevelFigures]) -> list[str]:
+    """Say what was planned and what came, in tokens, over all levels together."""
+    notes: list[str] = []
+    prompt, prompt_planned = (
+        _weighted(levels, "prompt_tokens_mean"),
+        _weighted(levels, "prompt_tokens_planned_mean"),
+    )
+    output, asked = _weighted(levels, "completion_tokens_mean"), _weighted(levels, "max_tokens_mean")
+    notes.append(
+        f"lengths in tokens, actual/planned: prompt {_figure(prompt)}/{_figure(prompt_planned)},"
+        f" output {_figure(output)}/{_figure(asked)}"
+    )
+    early, ok = sum(level["early_stops"] for level in levels), sum(level["ok"] for level in levels)
+    if early:
+        notes.append(
+            f"WARNING: {early} of {ok} answers stopped early: {_figure(output)} of {_figure(asked)} tokens"
+            " on average (--ignore-eos asks the server to go on)"
+        )
+    cached = _weighted(levels, "cached_tokens_mean")
+    if cached is None:
+        notes.append("prefix-cache hits: the server does not tell")
+    else:
+        share = f" ({_percent(cached / prompt)} of the prompt)" if prompt else ""
+        notes.append(f"prefix-cache hits: {cached:.4g} tokens a request{share}")
+    return notes
+
+
+def _counting_notes(levels: Sequence[LevelFigures]) -> list[str]:
+    """Say how tokens were counted, and whether the table agrees with itself."""
+    sources: dict[str, int] = {}
+    for level in levels:
+        for name, count in level["token_sources"].items():
+            sources[name] = sources.get(name, 0) + count
+    notes = [f"tokens counted by: {_counted(sources)}"] if sources else []
+    if "events" in sources:
+        notes.append(
+            "WARNING: token counts taken from events are ESTIMATES: an event may hold several tokens"
+        )
+    estimated = sum(level["itl_estimated"] for level in levels)
+    if estimated:
+        notes.append(
+            f"ITL of {estimated} requests is estimated: their tokens at the first or last event are not known"
+        )
+    bundled = _worst(levels, lambda each: each["tokens_per_event"])
+    if bundled is not None and bundled["tokens_per_event"] > 1.05:
+        notes.append(
+            f"events hold {bundled['tokens_per_event']:.3g} tokens (c={bundled['level']}):"
+            " ITL is per token, ICL is the gap between events"
+        )
+    off = _worst(levels, lambda each: abs(each["checks"]["consistency_error"] or 0.0))
+    if off is not None and off["checks"]["consistency_error"] is not None:
+        notes.append(
+            f"TTFT + (n - 1) x ITL = latency within {_percent(abs(off['checks']['consistency_error']))}"
+            f" (worst level, c={off['level']})"
+        )
+    failed = sum(level["others"]["failed"] for level in levels)
+    if failed:
+        notes.append(f"{failed} warm-up or fill requests failed too")
+    return notes
+
+
+def _in_flight_off(level: LevelFigures) -> float | None:
+    """Return how far the load was from the one asked for, as a signed share; None without a window."""
+    mean = level["in_flight_mean"]
+    return None if mean is None else float(mean) / level["level"] - 1
+
+
+def _in_flight_text(level: LevelFigures, off: float) -> str:
+    return f"in flight {level['in_flight_mean']:.4g} of {level['level']} ({100 * off:+.2g} %)"
+
+
+def _worst(
+    levels: Sequence[LevelFigures], figure: Callable[[LevelFigures], float | None]
+) -> LevelFigures | None:
+    """Return the level with the largest figure, leaving out levels that have none."""
+    known = [(value, at) for at, level in enumerate(levels) if (value := figure(level)) is not None]
+    return levels[max(known, key=lambda pair: (pair[0], pair[1]))[1]] if known else None
+
+
+def _weighted(levels: Sequence[LevelFigures], name: str) -> float | None:
+    """Return a mean over levels, each weighing as many requests as succeeded in it."""
+    known = [(float(level[name]), int(level["ok"])) for level in levels if level[name] is not None]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _percent(share: float) -> str:
+    """Return a share as a percentage of two digits; what is below a thousandth of a percent is none."""
+    if abs(share) < 1e-5:
+        return "0 %"
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+
+
+def _us(milliseconds: float | None) -> float:
+    return (milliseconds or 0.0) * 1e3

@@ -1,0 +1,377 @@
+"""The measuring process: `python -P -m fastload.load.measurer BLOCKS PLAN LIVE OUT` (file descriptors).
+
+Loads uvloop, orjson and our extensions, nothing else: a library that starts threads or makes garbage would stand
+between the kernel and a stamp. Commands come as JSON lines on stdin, where the key travels too; messages go to OUT.
+Python runs a few times a request: it arms requests ahead, opens connections, and passes sealed blocks on.
+
+Commands: hello, level, slice, cancel, end. Messages: ready, sealed, free, level_done. stdin's end ends the process.
+"""
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import sys
+from collections import deque
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import orjson
+import uvloop
+
+from fastload import _client, _timing
+from fastload.load import connections, shared
+
+SWEEP_S = 0.1  # how often time limits are looked at
+BACKOFF_FIRST_MS = 100
+BACKOFF_LAST_MS = 2000
+KEPT_WAIT_S = 0.3  # how long after the warm-up's answer a closing server is waited for
+CONNECTS_AT_ONCE = 128  # listen queues are often that long
+
+
+def main() -> None:
+    """Run until stdin ends or `end` is said."""
+    blocks, plan, live, out = (int(text) for text in sys.argv[1:5])
+    # Ctrl-C reaches the whole process group; when to stop is the supervisor's to say.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    uvloop.run(_serve(blocks, plan, live, out))
+
+
+def _broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Our own fault: stop at once. A broken instrument must not go on measuring; sealed blocks are safe."""
+    loop.default_exception_handler(context)
+    sys.stderr.flush()
+    os._exit(70)
+
+
+async def _serve(blocks: int, plan: int, live: int, out: int) -> None:
+    measurer = Measurer(
+        shared.attach(blocks, shared.BLOCKS_BYTES),
+        shared.attach(plan, shared.SLICES * shared.SLICE_BYTES),
+        shared.attach(live, _client.MEMORY_BYTES),
+        out,
+    )
+    await measurer.run()
+
+
+class Measurer:
+    """One engine, and the little Python around it."""
+
+    def __init__(self, blocks: Any, plan: Any, live: Any, out: int) -> None:
+        self.recorder = _timing.Recorder(blocks)
+        self.plan = plan
+        self.live = live
+        self.out = out
+        self.slices: deque[tuple[int, int]] = deque()  # (index, requests) not yet begun
+        self.current: Iterator[tuple[int, bytes]] | None = None
+        self.current_index = -1
+        self.level: int | None = None
+        self.running = False  # a level is on
+        self.cancelled = False
+        self.ended = asyncio.Event()
+        self.over = asyncio.Event()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.turn = asyncio.Semaphore(CONNECTS_AT_ONCE)
+        self.backoff_ms: dict[int, int] = {}
+        self.failed_at_last_done = (0, 0)
+        self.gave_up = ""
+        self.gc_pauses = 0
+        self.lag_max_ns = 0
+
+    async def run(self) -> None:
+        """Serve commands until the end."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_broken)
+        os.set_blocking(0, False)
+        self.pending = b""
+        loop.add_reader(0, self.on_commands)
+        await self.ended.wait()
+
+    # ---- commands
+
+    def on_commands(self) -> None:
+        """Read what stdin has; a closed stdin means the supervisor is gone."""
+        try:
+            data = os.read(0, 1 << 20)
+        except BlockingIOError:
+            return
+        if not data:
+            self.ended.set()
+            return
+        *lines, self.pending = (self.pending + data).split(b"\n")
+        for line in lines:
+            command = orjson.loads(line)
+            # a closed set: the five words of the module's first lines
+            getattr(self, f"do_{command.pop('do')}")(**command)
+
+    def do_hello(self, *, slots: int, head: str, family: int, sockaddr: list[Any], stamp: str, cpu: int | None,
+                 save_text: bool, limits: dict[str, float], max_failures: int) -> None:
+        """Set up: head is the request head up to the content-length, secrets included."""
+        if cpu is not None:
+            os.sched_setaffinity(0, {cpu})
+        self.head = head.encode("latin-1")
+        self.family, self.sockaddr = family, tuple(sockaddr)
+        self.limits = limits
+        self.max_failures = max_failures
+        self.recorder.save_text = save_text
+        self.engine = _client.Engine(self.recorder, slots, self.live, stamp)
+        self.engine.dial_to(family, connections.pack(family, self.sockaddr))
+        self.slots = slots
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.engine.fileno(), self.on_wire)
+        gc.callbacks.append(self.on_gc)
+        self.next_sweep = loop.time() + SWEEP_S
+        loop.call_at(self.next_sweep, self.on_sweep)
+        self.say(do="ready", pid=os.getpid(), stamps=self.engine.stamps, modules=sorted(sys.modules))
+
+    def do_level(self, **level: Any) -> None:
+        """Begin a level; its slices follow."""
+        self.level = level["level"]
+        self.spawn(self.run_level(**level))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside; a fault in it stops the process."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.on_task_end)
+
+    def on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Forget a finished task, but not its fault."""
+        self.tasks.discard(task)
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            _broken(asyncio.get_running_loop(), {"message": "a task failed", "exception": fault})
+
+    def do_slice(self, *, level: int, index: int, requests: int) -> None:
+        """A slice of the plan is in shared memory; one that crossed its level's end on the way is void."""
+        if level != self.level:
+            return
+        self.slices.append((index, requests))
+        if self.running:
+            self.refill()
+
+    def do_cancel(self) -> None:
+        """Stop the level now: what is on the wire becomes `cancelled` rows."""
+        self.cancelled = True
+        if self.running:
+            self.engine.cancel()
+            self.over.set()
+
+    def do_end(self) -> None:
+        """Leave."""
+        self.ended.set()
+
+    # ---- a level
+
+    async def run_level(self, *, level: int, concurrency: int, warmup: int, measured: int,
+                        duration_s: float | None, reuse: bool, learn: bool) -> None:
+        """One level from its first connection to its last row."""
+        engine = self.engine
+        self.cancelled, self.gave_up = False, ""
+        self.failed_at_last_done = (0, 0)
+        self.backoff_ms.clear()
+        self.over.clear()
+        engine.reuse = reuse
+        engine.low_water = concurrency
+        engine.trim(concurrency)
+        if reuse:
+            await asyncio.gather(*(self.open_ahead(slot) for slot in range(concurrency) if engine.is_empty(slot)))
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self.gc_pauses = self.lag_max_ns = 0
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        started = _timing.now_ns()
+        until = -1 if duration_s is None else started + int(duration_s * 1e9)
+        engine.begin_level(level, concurrency, warmup, measured, until)
+        self.running = True
+        self.refill()
+        for slot in range(concurrency):
+            if engine.is_empty(slot):
+                self.connect_soon(slot)
+        if not self.cancelled:
+            await self.over.wait()
+        self.running = False
+        ended = _timing.now_ns()
+        spent = resource.getrusage(resource.RUSAGE_SELF)
+        gc.enable()
+        gc.unfreeze()
+        kept = await self.is_kept() if learn else reuse
+        for task in [t for t in self.tasks if t is not asyncio.current_task()]:
+            task.cancel()
+        if not reuse:
+            engine.close_idle()
+        unsent = self.forget_slices()
+        engine.sample_clock(500)
+        self.recorder.begin_level(-1)
+        self.pass_sealed()
+        cpu_ns = int((spent.ru_utime + spent.ru_stime - usage.ru_utime - usage.ru_stime) * 1e9)
+        self.say(
+            do="level_done", level=level, started_ns=started, ended_ns=ended, measured_end_ns=engine.measured_end_ns,
+            kept=kept, unsent=unsent, cancelled=self.cancelled, gave_up=self.gave_up,
+            short=engine.measured_open > 0 or (engine.measured_left > 0 and until < 0),
+            cpu_ns=cpu_ns, gc_pauses=self.gc_pauses, lag_max_ns=self.lag_max_ns, brackets=engine.take_brackets(),
+        )
+
+    async def open_ahead(self, slot: int) -> None:
+        """Connect before the clock starts. A failure is left to the level, where it becomes a row."""
+        try:
+            async with self.turn:
+                fd, _ = await connections.connect(self.family, self.sockaddr, self.limits["connect_s"])
+        except OSError:
+            return
+        self.engine.attach(slot, fd)
+
+    async def is_kept(self) -> bool:
+        """After the warm-up's answer: does the server keep the connection?"""
+        deadline = asyncio.get_running_loop().time() + KEPT_WAIT_S
+        while asyncio.get_running_loop().time() < deadline:
+            if self.engine.is_empty(0):
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    def forget_slices(self) -> int:
+        """Drop what was not sent; the number of the first such request, or -1."""
+        unsent: int = self.engine.disarm()
+        if self.current is not None:
+            if unsent < 0:
+                unsent = next(self.current, (-1, b""))[0]
+            self.say(do="free", index=self.current_index)
+            self.current = None
+        for index, requests in self.slices:
+            if unsent < 0:
+                unsent = next(shared.get_slice(self.plan, index, requests))[0]
+            self.say(do="free", index=index)
+        self.slices.clear()
+        self.level = None
+        return unsent
+
+    # ---- while it runs
+
+    def on_wire(self) -> None:
+        """The engine's descriptor is readable. Mostly drain has nothing to say and this is all the Python there is."""
+        if self.engine.drain():
+            self.attend()
+
+    def attend(self) -> None:
+        """What drain left to Python: blocks, connections, requests, the level's end."""
+        engine = self.engine
+        self.pass_sealed()
+        for slot in engine.take_lost():
+            if self.wanted(slot):
+                self.connect_soon(slot)
+        if not self.running:
+            return
+        self.refill()
+        self.check_failures()
+        if not engine.wants() and engine.busy == 0:
+            self.over.set()
+
+    def refill(self) -> None:
+        """Keep twice the level's streams armed ahead, as far as the plan's slices go."""
+        engine = self.engine
+        goal = 2 * engine.low_water + 8
+        while engine.armed < goal and engine.wants():
+            if self.current is None:
+                if not self.slices:
+                    break
+                self.current_index, requests = self.slices.popleft()
+                self.current = shared.get_slice(self.plan, self.current_index, requests)
+            entry = next(self.current, None)
+            if entry is None:
+                self.current = None
+                self.say(do="free", index=self.current_index)
+                continue
+            request, body = entry
+            engine.arm(request, b"%sContent-Length: %d\r\n\r\n%s" % (self.head, len(body), body))
+        engine.pump()
+
+    def connect_soon(self, slot: int) -> None:
+        """Connect a slot that lost its connection, after its back-off."""
+        self.spawn(self.reconnect(slot))
+
+    def wanted(self, slot: int) -> bool:
+        """Has the slot a request to send, once it is connected?"""
+        return self.running and (self.engine.must_retry(slot) or self.engine.wants())
+
+    async def reconnect(self, slot: int) -> None:
+        """Connect until it works or the level wants no more; each failure is a row and doubles the wait."""
+        waited_ms = 0
+        while self.wanted(slot):
+            wait = self.backoff_ms.get(slot, 0)
+            if wait:
+                await asyncio.sleep(wait / 1000)
+                waited_ms += wait
+                if not self.wanted(slot):
+                    break
+            try:
+                async with self.turn:
+                    fd, took = await connections.connect(self.family, self.sockaddr, self.limits["connect_s"])
+            except OSError as error:
+                end = _timing.END_PORTS if error.errno in connections.OWN_LIMITS else _timing.END_CONNECT
+                self.engine.refuse(slot, end, error.errno or 0, f"connect: {error.strerror or error}", waited_ms)
+                self.backoff_ms[slot] = min(max(BACKOFF_FIRST_MS, 2 * wait), BACKOFF_LAST_MS)
+                self.attend()
+                continue
+            if not self.wanted(slot):
+                os.close(fd)
+                break
+            self.backoff_ms.pop(slot, None)
+            self.engine.attach(slot, fd, took, waited_ms)
+            self.engine.pump()
+            break
+        self.attend()
+
+    def check_failures(self) -> None:
+        """Give up a level in which nothing succeeds any more."""
+        counters = self.engine.counters()
+        done, failed = counters["done"], counters["failed"]
+        if done != self.failed_at_last_done[0]:
+            self.failed_at_last_done = (done, failed)
+        in_a_row = failed - self.failed_at_last_done[1]
+        if in_a_row >= self.max_failures and not self.gave_up:
+            self.gave_up = f"{in_a_row} requests failed in a row (--max-failures {self.max_failures})"
+            self.engine.cancel()
+            self.over.set()
+
+    # ---- the clockwork beside it
+
+    def on_sweep(self) -> None:
+        """Ten times a second: time limits; once a second: the clock's offset, and the open block."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self.lag_max_ns = max(self.lag_max_ns, int((now - self.next_sweep) * 1e9))
+        if self.running:
+            limits = self.limits
+            self.engine.expire(
+                *(int(limits[name] * 1e9) for name in ("connect_s", "first_byte_s", "idle_s", "total_s"))
+            )
+            if int(now) != int(now - SWEEP_S):
+                self.engine.sample_clock(100)
+                self.recorder.seal()
+            self.attend()
+        self.next_sweep = max(self.next_sweep + SWEEP_S, now)
+        loop.call_at(self.next_sweep, self.on_sweep)
+
+    def on_gc(self, phase: str, info: dict[str, int]) -> None:
+        """Count collections inside the window: there should be none."""
+        if phase == "start" and self.running:
+            self.gc_pauses += 1
+
+    def pass_sealed(self) -> None:
+        """Tell the supervisor which blocks are ready."""
+        for index in self.recorder.take_sealed():
+            self.say(do="sealed", index=index)
+
+    def say(self, **message: object) -> None:
+        """One message as a JSON line."""
+        data = orjson.dumps(message) + b"\n"
+        while data:
+            data = data[os.write(self.out, data) :]
+
+
+if __name__ == "__main__":
+    main()

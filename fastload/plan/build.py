@@ -1,0 +1,173 @@
+"""The plan of a run: everything that is sent, decided before the clock starts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from fastload.errors import PlanError
+from fastload.plan.levels import Level
+from fastload.plan.prompts import Lengths
+
+ENDPOINTS = ("chat", "completions")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of the server, at which levels; the same plan gives the same bytes on every machine.
+
+    `isl` and `osl` are tokens of input and output. `sampling` holds only fields the user gave; `extra_body`
+    is merged last and may override anything.
+    """
+
+    levels: tuple[Level, ...]
+    model: str
+    endpoint: str  # "chat" or "completions"
+    isl: int
+    osl: int
+    ignore_eos: bool
+    seed: int
+    sampling: dict[str, object]
+    extra_body: dict[str, object]
+    lengths: Lengths
+    include_usage: bool = True
+
+    def body(self, request: int) -> bytes:
+        """JSON of request number `request` (0 .. over the whole run); deterministic, distinct for each."""
+        return encode(self, self.lengths.prompt(request))
+
+    def prompt(self, request: int) -> str:
+        """The prompt in that body."""
+        return self.lengths.prompt(request)
+
+    def prompt_tokens_planned(self, request: int) -> int | None:
+        """Tokens of that prompt as the server will count them; None where it tells no counts."""
+        del request  # one length for all in this version of the plan
+        return self.lengths.planned
+
+    def describe(self) -> dict[str, object]:
+        """The plan for the manifest: plain JSON values, no prompts."""
+        learned = self.lengths
+        return {
+            "load_kind": "concurrency",
+            "levels": [
+                {
+                    "index": level.index,
+                    "concurrency": level.concurrency,
+                    "measured": level.measured,
+                    "duration_s": level.duration_s,
+                    "warmup": level.warmup,
+                }
+                for level in self.levels
+            ],
+            "model": self.model,
+            "endpoint": self.endpoint,
+            "isl": self.isl,
+            "osl": self.osl,
+            "ignore_eos": self.ignore_eos,
+            "seed": self.seed,
+            "sampling": dict(self.sampling) or "server default",
+            "extra_body": dict(self.extra_body),
+            "include_usage": self.include_usage,
+            "prompts": {
+                "source": "fastload texts",
+                "tokens_planned": learned.planned,
+                "lengths_by": learned.method,
+                "template_tokens": learned.overhead,
+                "texts_counted": learned.probes,
+                "additive": learned.additive,
+                "corrected": len(learned.corrections),
+                "notice": learned.notice,
+            },
+        }
+
+
+def encode(plan: Plan, prompt: str, max_tokens: int | None = None) -> bytes:
+    """The request body for `prompt`; `max_tokens` in place of the plan's for warm-up requests."""
+    fields: dict[str, object] = {"model": plan.model}
+    if plan.endpoint == "chat":
+        fields["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        fields["prompt"] = prompt
+    fields["max_tokens"] = plan.osl if max_tokens is None else max_tokens
+    fields["stream"] = True
+    if plan.include_usage:
+        fields["stream_options"] = {"include_usage": True}
+    if plan.ignore_eos:
+        fields["ignore_eos"] = True
+    if plan.sampling:
+        fields.update(plan.sampling)
+    if plan.extra_body:
+        fields.update(plan.extra_body)
+    return orjson.dumps(fields)
+
+
+def build(
+    levels: Sequence[Level],
+    model: str,
+    endpoint: str,
+    osl: int,
+    lengths: Lengths,
+    *,
+    ignore_eos: bool = False,
+    sampling: Mapping[str, object] | None = None,
+    extra_body: Mapping[str, object] | None = None,
+    include_usage: bool = True,
+    max_model_len: int | None = None,
+) -> Plan:
+    """Check the parts against each other and put them together; `isl` and `seed` are those of `lengths`.
+
+    `max_model_len`: tokens of prompt and answer together that the model takes, where the server says so.
+    Raises PlanError naming the flag at fault.
+    """
+    if endpoint not in ENDPOINTS:
+        raise PlanError(f"--endpoint {endpoint}: give one of {', '.join(ENDPOINTS)}")
+    if osl < 1:
+        raise PlanError(f"--osl {osl}: an answer has at least 1 token")
+    check_room(lengths.isl, osl, max_model_len)
+    plan = Plan(
+        levels=tuple(levels),
+        model=model,
+        endpoint=endpoint,
+        isl=lengths.isl,
+        osl=osl,
+        ignore_eos=ignore_eos,
+        seed=lengths.seed,
+        sampling=_json_fields("a sampling flag", sampling),
+        extra_body=_json_fields("--extra-body", extra_body),
+        lengths=lengths,
+        include_usage=include_usage,
+    )
+    planned = sum((level.measured or 0) + level.warmup + level.concurrency for level in plan.levels)
+    if planned > lengths.distinct:
+        raise PlanError(
+            f"--isl {lengths.isl} leaves room for {lengths.distinct} different prompts and {planned} are "
+            "planned; give a larger --isl or fewer requests"
+        )
+    return plan
+
+
+def check_room(isl: int, osl: int, max_model_len: int | None) -> None:
+    """PlanError where prompt and answer together are longer than the model takes (None: it does not say).
+
+    To be asked before `fit`, which would send prompts that the server refuses.
+    """
+    if max_model_len is not None and isl + osl > max_model_len:
+        raise PlanError(
+            f"--isl {isl} and --osl {osl} make {isl + osl} tokens, more than the {max_model_len} that this "
+            "server's model takes"
+        )
+
+
+def _json_fields(flag: str, fields: Mapping[str, object] | None) -> dict[str, object]:
+    """A copy, after a look that JSON can hold it (orjson would turn NaN into null without a word)."""
+    copied = dict(fields or {})
+    for name, value in copied.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise PlanError(f"{flag} {name}={value}: not a number that JSON can hold")
+    try:
+        orjson.dumps(copied)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"{flag}: not JSON: {error}") from None
+    return copied

@@ -1,0 +1,387 @@
+"""The run directory as it is written: parts, manifest, log and progress. Made so that a crash loses only what
+is open.
+
+Goals: nothing on disk is ever half a file (temporary name, sync, rename); nothing written is ever touched
+again; a full disk loses nothing that was written and raises one clear TraceError. A batch stays in memory
+until its part is renamed.
+
+The tokens part is renamed before the requests part of the same number, so a requests part always has its
+tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fastload import _timing
+from fastload.errors import PlanError, TraceError
+from fastload.trace.rows import LevelRows
+from fastload.trace.schema import DEFINITIONS_VERSION, REQUESTS_LAYOUT, SCHEMA_VERSION, TOKENS_LAYOUT
+from fastload.trace.tables import Batch, RowContext
+
+if TYPE_CHECKING:
+    from fastload._timing import Block
+    from fastload.load.supervisor import LevelFacts
+
+PART_EVENTS: Final = 1_000_000  # a part inside a level is written at so many events
+PART_INTERVAL_NS: Final = 60 * 10**9  # or when its first block is so old
+TEMPORARY: Final = ".tmp"
+WARMUP_INDEX: Final = -1
+
+# Every key of manifest.json; what the caller does not give is null.
+MANIFEST_KEYS: Final = (
+    *(
+        "schema",
+        "definitions",
+        "run_id",
+        "name",
+        "fastload",
+        "python",
+        "packages",
+        "created_utc",
+        "command",
+        "plan",
+    ),
+    *(
+        "target",
+        "sampling",
+        "host",
+        "clock",
+        "calibration",
+        "levels",
+        "status",
+        "verdict",
+        "simulated",
+        "supervisor",
+    ),
+)
+
+
+class RunWriter:
+    """Writes one run; the `sink` of the supervisor. Every method raises TraceError, naming the path, if the
+    disk fails.
+
+    path: the run directory. run_id: its name. events_missing: events the measurer counted and the trace never
+    got.
+    """
+
+    def __init__(
+        self, path: Path, manifest: dict[str, object], *, save_text: bool, utc_offset_ns: int
+    ) -> None:
+        """For `create_run`, which makes the directory."""
+        self.path = path
+        self.run_id = path.name
+        self.events_missing = 0
+        self.manifest: dict[str, object] = dict.fromkeys(MANIFEST_KEYS) | manifest
+        self._save_text = save_text
+        self._utc_offset_ns = utc_offset_ns
+        self._levels: dict[int, _Level] = {}
+
+    def begin_level(
+        self, index: int, concurrency: int, planned: Callable[[int], int | None], max_tokens: int
+    ) -> None:
+        """Make the directories of a level; index -1 is the warm-up of the run, `planned`: prompt tokens."""
+        directory = level_dir(index, concurrency)
+        target = self.manifest.get("target")
+        context = RowContext(
+            run_id=self.run_id,
+            target=str(target.get("url", "")) if isinstance(target, dict) else "",
+            level=0 if index == WARMUP_INDEX else concurrency,
+            max_tokens=max_tokens,
+            utc_offset_ns=self._utc_offset_ns,
+            planned=planned,
+            save_text=self._save_text,
+        )
+        for kind in ("requests", "tokens"):
+            folder = self.path / kind / directory
+            try:
+                folder.parent.mkdir(exist_ok=True)  # not its parents: a run that vanished is not made again
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise _cannot_write(folder, error) from error
+        self._levels[index] = _Level(directory, LevelRows(context), _timing.now_ns())
+        self._set_level({"index": index, "concurrency": concurrency, "dir": directory, "complete": False})
+
+    def add_block(self, block: Block) -> None:
+        """Take over a sealed block of a level that has begun; writes a part when enough has come together."""
+        level = self._levels[block.level]
+        level.rows.add(block)
+        old = _timing.now_ns() - level.written_ns >= PART_INTERVAL_NS
+        if level.rows.events_pending >= PART_EVENTS or old:
+            self._take(level)
+            self._flush(level)
+
+    def end_level(self, facts: LevelFacts) -> None:
+        """Write what is left of a level, what is still open as `cancelled`, and its facts to the manifest."""
+        level = self._levels[facts.index]
+        self._take(level, close=True)
+        self._flush(level)
+        self._set_level({**dataclasses.asdict(facts), "dir": level.directory})
+
+    def finished(self, level_index: int) -> list[dict[str, object]]:
+        """The rows of a level so far (columns of `requests`), whether on disk yet or not; [] if it never
+        began.
+        """
+        level = self._levels.get(level_index)
+        if level is None:
+            return []
+        self._take(level)
+        rows: list[dict[str, object]] = []
+        for number in range(level.parts):
+            path = self.path / "requests" / level.directory / part_name(number)
+            try:
+                rows += pq.read_table(path, partitioning=None).to_pylist()
+            except (OSError, pa.ArrowException) as error:
+                raise TraceError(f"cannot read {path}: {error}") from error
+        for batch in level.batches:
+            rows += batch.requests.to_pylist()
+        return rows
+
+    def log(self, text: str) -> None:
+        """Append a line to run.log, with the UTC time."""
+        path = self.path / "run.log"
+        line = f"{utc_text(_timing.realtime_ns())} {text}\n"
+        try:
+            with path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(line)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+    def progress(self, state: dict[str, object]) -> None:
+        """Replace progress.json. Not synced: it is for who looks now, and redrawn in half a second."""
+        write_json(self.path / "progress.json", state, sync=False)
+
+    def update_manifest(self, **keys: object) -> None:
+        """Set keys of manifest.json; on disk it is always whole, the old or the new one."""
+        manifest = self.manifest | keys
+        write_json(self.path / "manifest.json", manifest)
+        self.manifest = manifest
+
+    def close(self, status: str, **keys: object) -> None:
+        """Write everything that is in memory, open requests as `cancelled`, then `status` and `keys` to the
+        manifest.
+
+        `status` is complete, interrupted, failed or crashed.
+        """
+        for level in self._levels.values():
+            self._take(level, close=True)
+            self._flush(level)
+        self.update_manifest(status=status, **keys)
+
+    def discard(self) -> None:
+        """Remove the run directory again: for a run that ended before anything was measured."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _take(self, level: _Level, close: bool = False) -> None:
+        batch = level.rows.take(close)
+        level.written_ns = _timing.now_ns()
+        if batch is not None:
+            self.events_missing += batch.events_missing
+            level.batches.append(batch)
+
+    def _flush(self, level: _Level) -> None:
+        """Write the batches of a level as its next part; they leave memory only when it is renamed."""
+        if not level.batches:
+            return
+        name = part_name(level.parts)
+        tokens = pa.concat_tables([batch.tokens for batch in level.batches])
+        requests = pa.concat_tables([batch.requests for batch in level.batches])
+        write_part(self.path / "tokens" / level.directory / name, tokens, TOKENS_LAYOUT)
+        write_part(self.path / "requests" / level.directory / name, requests, REQUESTS_LAYOUT)
+        level.parts += 1
+        level.batches.clear()
+
+    def _set_level(self, entry: dict[str, object]) -> None:
+        """Replace the manifest's entry of a level."""
+        levels = self.manifest["levels"]
+        kept = [one for one in levels if one["index"] != entry["index"]] if isinstance(levels, list) else []
+        self.update_manifest(levels=[*kept, entry])
+
+
+@dataclasses.dataclass(slots=True)
+class _Level:
+    """A level being written: what is pending, what is taken but not on disk, and how many parts are."""
+
+    directory: str
+    rows: LevelRows
+    written_ns: int
+    batches: list[Batch] = dataclasses.field(default_factory=list)
+    parts: int = 0
+
+
+def create_run(
+    output: Path | str, name: str, manifest: dict[str, object], *, save_text: bool = False
+) -> RunWriter:
+    """Make the run directory `<output>/<UTC>-<name>` (never an existing one) with its manifest, status
+    `running`.
+
+    `manifest` gives the keys of MANIFEST_KEYS that the caller knows, without secrets. PlanError if the
+    directory cannot be made or `name` is no name for one.
+    """
+    if not name or name != name.strip() or any(c in "/\\\0\n\r" for c in name) or len(name.encode()) > 200:
+        raise PlanError(f"--name {name!r}: give a plain name without slashes, at most 200 bytes")
+    now_ns = _timing.realtime_ns()
+    stem = f"{datetime.fromtimestamp(now_ns // 10**9, UTC):%Y%m%dT%H%M%SZ}-{name}"
+    path = _make_directory(Path(output), stem)
+    offset_ns, _ = _timing.clock_offset()
+    own: dict[str, object] = {
+        "schema": SCHEMA_VERSION,
+        "definitions": DEFINITIONS_VERSION,
+        "run_id": path.name,
+        "name": name,
+        "created_utc": utc_text(now_ns),
+        "levels": [],
+        "status": "running",
+        "supervisor": own_process(),
+    }
+    writer = RunWriter(path, manifest | own, save_text=save_text, utc_offset_ns=offset_ns)
+    try:
+        writer.update_manifest()
+    except TraceError as error:
+        path.rmdir()  # nothing half written is left
+        raise PlanError(f"--output {output}: {error}") from error
+    return writer
+
+
+def level_dir(index: int, concurrency: int) -> str:
+    """The directory of a level under requests/ and tokens/: `03-c8`, `warmup` for index -1."""
+    return "warmup" if index == WARMUP_INDEX else f"{index:02d}-c{concurrency}"
+
+
+def part_name(number: int) -> str:
+    """The file name of a part."""
+    return f"part-{number:03d}.parquet"
+
+
+def write_part(path: Path, table: pa.Table, layout: dict[str, object]) -> None:
+    """Write a Parquet file so that it is there whole and on the disk, or not at all. TraceError names the
+    path.
+    """
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        with temporary.open("wb") as file:
+            pq.write_table(table, file, **layout)
+            file.flush()
+            os.fsync(file.fileno())
+        _rename(temporary, path)
+    except (OSError, pa.ArrowException) as error:
+        temporary.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from error
+
+
+def write_json(path: Path, value: object, *, sync: bool = True) -> None:
+    """Replace a JSON file in one step. TraceError names the path. A value orjson does not know is written as
+    text.
+    """
+    temporary = path.with_name(path.name + TEMPORARY)
+    option = (
+        orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    )
+    try:
+        with temporary.open("wb") as file:
+            file.write(orjson.dumps(value, option=option, default=str))
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        _rename(temporary, path, sync)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from error
+
+
+def utc_text(utc_ns: int) -> str:
+    """An instant as text, exact to the nanosecond: 2026-11-30T22:18:01.123456789Z."""
+    return f"{datetime.fromtimestamp(utc_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{utc_ns % 10**9:09d}Z"
+
+
+def own_process() -> dict[str, object]:
+    """What names this process beyond its pid, so that a reader can tell whether it still lives."""
+    pid = os.getpid()
+    return {
+        "pid": pid,
+        "start": process_start(pid),
+        "boot": _boot_id(),
+        "namespace": _pid_namespace(),
+        "host": socket.gethostname(),
+    }
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])  # field 22; the name in brackets may hold anything
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _pid_namespace() -> str | None:
+    """The kernel's name for where our pid counts; None where there is none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+
+
+def _boot_id() -> str | None:
+    """The kernel's name for this boot; None where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _make_directory(output: Path, stem: str) -> Path:
+    made = _missing_parents(output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 1000):
+            path = output / (stem if number == 1 else f"{stem}-{number}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+    except OSError as error:
+        for parent in made:
+            if parent.is_dir():
+                parent.rmdir()
+        raise PlanError(f"--output {output}: cannot make a run directory: {_reason(error)}") from error
+    raise PlanError(f"--output {output}: 1000 runs of the same second and name are there already")
+
+
+def _missing_parents(output: Path) -> list[Path]:
+    """The directories that making `output` would make, the deepest first."""
+    return [path for path in (output, *output.parents) if not os.path.lexists(path)]
+
+
+def _rename(temporary: Path, path: Path, sync: bool = True) -> None:
+    """Rename and make the new name itself durable."""
+    temporary.replace(path)
+    if not sync:
+        return
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _cannot_write(path: Path, error: BaseException) -> TraceError:
+    return TraceError(f"cannot write {path}: {_reason(error)}")
+
+
+def _reason(error: BaseException) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())

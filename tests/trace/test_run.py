@@ -1,0 +1,447 @@
+"""A run on disk: written, opened with our reader and with other tools, cut off, damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fastload import _timing as t
+from fastload.errors import PlanError, TraceError
+from fastload.load.supervisor import LevelFacts
+from fastload.trace import open_run, schema, writer
+from fastload.trace.writer import RunWriter, create_run
+
+MS = 1_000_000
+SENT = 1764500000123456789
+MANIFEST: dict[str, object] = {"target": {"url": "http://127.0.0.1:8000/v1", "model": "m"}, "simulated": True}
+SCHEMA_MD = Path(schema.__file__).with_name("SCHEMA.md")
+
+
+def facts(index: int, concurrency: int) -> LevelFacts:
+    return LevelFacts(index, concurrency, True, SENT, SENT + 1, 2, 2, {"gc_pauses": 0})
+
+
+def begun(output: Path, *levels: tuple[int, int], **options: Any) -> RunWriter:
+    run = create_run(output, "test", MANIFEST, **options)
+    for index, concurrency in levels:
+        run.begin_level(index, concurrency, lambda request: 32, 64)
+    return run
+
+
+def two_answers(recording: Any, level: int = 0, first: int = 0) -> Any:
+    made = recording(level)
+    made.chat(first, SENT, [60, 20, 20], usage=3)
+    made.chat(first + 1, SENT + 7, [40, 10], usage=2, finish="length")
+    return made.blocks()[0]
+
+
+def whole_run(output: Path, recording: Any) -> RunWriter:
+    run = begun(output, (-1, 1), (0, 1))
+    run.add_block(two_answers(recording, -1))
+    run.end_level(facts(-1, 1))
+    run.add_block(two_answers(recording, 0, 2))
+    run.end_level(facts(0, 1))
+    run.begin_level(1, 8, lambda request: None, 64)
+    run.add_block(two_answers(recording, 1, 4))
+    run.end_level(facts(1, 8))
+    run.close("complete", verdict="valid")
+    return run
+
+
+def test_a_run_directory(tmp_path: Path, recording: Any) -> None:
+    run = whole_run(tmp_path / "made" / "for it", recording)
+    run.log("level 1\ndone")
+    run.progress({"done": 1})
+    files = sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file())
+    parts = [f"{kind}/{level}/part-000.parquet" for kind in ("requests", "tokens") for level in LEVELS]
+    assert files == sorted(["manifest.json", "progress.json", "run.log", *parts])
+    assert re.fullmatch(r"\d{8}T\d{6}Z-test", run.run_id)
+    assert run.path.name == run.run_id
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    assert set(manifest) == set(writer.MANIFEST_KEYS)
+    expected = {"schema": 1, "definitions": 1, "run_id": run.run_id, "name": "test", "status": "complete"}
+    assert expected.items() <= manifest.items()
+    assert (manifest["verdict"], manifest["simulated"], manifest["calibration"]) == ("valid", True, None)
+    assert [(level["index"], level["dir"]) for level in manifest["levels"]] == [
+        (-1, "warmup"),
+        (0, "00-c1"),
+        (1, "01-c8"),
+    ]
+    assert manifest["levels"][2] == {**dataclasses.asdict(facts(1, 8)), "dir": "01-c8"}
+    assert json.loads((run.path / "progress.json").read_text()) == {"done": 1}
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z level 1", (run.path / "run.log").read_text())
+
+
+LEVELS = ("warmup", "00-c1", "01-c8")
+
+
+def test_a_run_opened(tmp_path: Path, recording: Any) -> None:
+    run = open_run(whole_run(tmp_path, recording).path)
+    assert run.notes == ()
+    assert run.manifest["status"] == "complete"
+    assert run.level_dirs() == LEVELS
+    requests, tokens = run.requests(), run.tokens()
+    assert requests["request"].to_pylist() == tokens["request"].to_pylist() == [0, 1, 2, 3, 4, 5]
+    assert requests["level"].to_pylist() == [0, 0, 1, 1, 8, 8]
+    assert requests["prompt_tokens_planned"].to_pylist() == [32, 32, 32, 32, None, None]
+    assert run.requests("01-c8")["request"].to_pylist() == [4, 5]
+    assert run.tokens("01-c8")["tokens"].to_pylist() == [[0, 1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0]]
+    with pytest.raises(TraceError, match=r"no level 09-c9; it has: warmup, 00-c1, 01-c8"):
+        run.requests("09-c9")
+
+
+def test_every_column_of_the_contract_has_a_unit_and_a_description(tmp_path: Path, recording: Any) -> None:
+    path = whole_run(tmp_path, recording).path
+    for kind, columns in (("requests", schema.REQUESTS_COLUMNS), ("tokens", schema.TOKENS_COLUMNS)):
+        found = pq.read_schema(path / kind / "00-c1" / "part-000.parquet")
+        assert found.metadata[b"fastload_schema"] == b"1"
+        assert found.metadata[b"definitions"] == b"1"
+        assert found.metadata[b"run_id"] == path.name.encode()
+        assert found.names == [name for name, *_ in columns]
+        assert all(field.metadata[b"description"] for field in found)
+        assert {name: found.field(name).metadata[b"unit"].decode() for name, *_ in columns} == {
+            name: unit for name, _, unit, _ in columns
+        }
+        for name, *_ in columns:
+            assert f"| `{name}` |" in SCHEMA_MD.read_text(), f"{name} is not in SCHEMA.md"
+
+
+def test_nanoseconds_survive_in_every_tool(tmp_path: Path, recording: Any) -> None:
+    path = whole_run(tmp_path, recording).path
+    requests, tokens = f"{path}/requests/00-c1/part-000.parquet", f"{path}/tokens/00-c1/part-000.parquet"
+    offset = int(pq.read_schema(requests).metadata[b"utc_offset_ns"])
+    sent_us = (SENT + offset) // 1000
+
+    table = pq.read_table(requests)
+    assert table["sent_ns"].to_pylist() == [SENT, SENT + 7]
+    assert table["sent_utc"].cast(pa.int64())[0].as_py() == sent_us
+    assert pq.read_table(tokens)["event_ns"].to_pylist()[0][1:4] == [60 * MS, 80 * MS, 100 * MS]
+
+    sql = duckdb.connect()
+    sql.execute("set timezone = 'UTC'")
+    found = sql.sql(f"select sent_ns, epoch_us(sent_utc), status, ttft_ms from '{requests}' order by request")
+    assert found.fetchall()[0] == (SENT, sent_us, "ok", 60.0)
+    glob = f"{path}/tokens/*/*.parquet"
+    found = sql.sql(f"select event_ns[2], tokens, channel, flags from '{glob}' where request = 2")
+    assert found.fetchall() == [
+        (60 * MS, [0, 1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 0, 0, 16], [8, 8, 8, 8, 24, 32, 0])
+    ]
+
+    frame = polars.read_parquet(requests)
+    assert frame["sent_ns"].to_list() == [SENT, SENT + 7]
+    assert frame["sent_utc"].dt.timestamp("us")[0] == sent_us
+    assert polars.read_parquet(tokens)["tokens"].list.sum().to_list() == [3, 2]
+
+    panda = pandas.read_parquet(requests)
+    assert panda["sent_ns"].tolist() == [SENT, SENT + 7]
+    assert panda["sent_utc"][0] == pandas.Timestamp(sent_us, unit="us", tz="UTC")
+    assert pandas.read_parquet(tokens)["tokens"][0].tolist() == [0, 1, 1, 1, 0, 0, 0]
+
+
+def test_the_examples_in_schema_md_run(tmp_path: Path, recording: Any) -> None:
+    """They are run as written, in a directory where RUN is a run; each prints something."""
+    (tmp_path / "RUN").symlink_to(whole_run(tmp_path, recording).path)
+    examples = re.findall(r"```python\n(.*?)```", SCHEMA_MD.read_text(), re.DOTALL)
+    assert len(examples) >= 4
+    for example in examples:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", example], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{example}\n{done.stderr}"
+        assert done.stdout.strip(), example
+
+
+@pytest.mark.parametrize(("step_ms", "jitter_us"), [(20.0, 100.0), (3.0, 300.0)])
+def test_bytes_per_token_on_disk(
+    tmp_path: Path, recording: Any, step_ms: float, jitter_us: float, record_property: Any
+) -> None:
+    """640 answers of 128 tokens, 64 at a time, words of 3 to 10 bytes: at most 4.5 bytes a token."""
+    chance = random.Random(5)
+    run = begun(tmp_path, (6, 64))
+    made = recording(6)
+    for request in range(640):
+        gaps = [max(0.001, chance.gauss(step_ms, jitter_us / 1000)) for _ in range(128)]
+        sent = SENT + request // 64 * 3_000_000_000 + chance.randrange(200_000)
+        made.chat(
+            request, sent, gaps, usage=128, finish="length", sizes=[chance.randint(3, 10) for _ in gaps]
+        )
+    run.add_block(made.blocks()[0])
+    run.end_level(facts(6, 64))
+    size = (run.path / "tokens/06-c64/part-000.parquet").stat().st_size / (640 * 128)
+    rows = (run.path / "requests/06-c64/part-000.parquet").stat().st_size / 640
+    print(
+        f"\nstep {step_ms} ms, jitter {jitter_us} us: {size:.2f} bytes per token, {rows:.0f} per request row"
+    )
+    record_property("bytes_per_token", size)
+    assert size <= 4.5
+
+
+def test_parts_inside_a_level(tmp_path: Path, recording: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "PART_EVENTS", 8)
+    run = begun(tmp_path, (0, 1))
+    run.add_block(two_answers(recording))  # 13 events: a part
+    made = recording()
+    made.sent(9, SENT)
+    made.event(9, SENT + MS)
+    run.add_block(made.blocks()[0])  # two, and open
+    assert run.finished(0)[0]["request"] == 0
+    run.add_block(two_answers(recording, 0, 2))
+    monkeypatch.setattr(writer, "PART_INTERVAL_NS", 0)
+    run.add_block(two_answers(recording, 0, 4))  # by age
+    assert [row["request"] for row in run.finished(0)] == [0, 1, 2, 3, 4, 5]
+    run.end_level(facts(0, 1))
+    assert [row["status"] for row in run.finished(0)] == ["ok"] * 6 + ["cancelled"]
+    assert len(list((run.path / "requests/00-c1").iterdir())) == 4
+    assert open_run(run.path).requests()["request"].to_pylist() == [0, 1, 2, 3, 4, 5, 9]
+    assert run.finished(7) == []
+
+
+def test_finished_rows_that_are_not_on_disk_yet(tmp_path: Path, recording: Any) -> None:
+    run = begun(tmp_path, (0, 1))
+    run.add_block(two_answers(recording))
+    rows = run.finished(0)
+    assert [(row["request"], row["status"], row["sent_ns"]) for row in rows] == [
+        (0, "ok", SENT),
+        (1, "ok", SENT + 7),
+    ]
+    assert list((run.path / "requests/00-c1").iterdir()) == []
+    run.close("interrupted")
+    assert run.finished(0) == rows
+    assert json.loads((run.path / "manifest.json").read_text())["levels"][0]["complete"] is False
+
+
+def test_a_directory_is_never_used_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(t, "realtime_ns", lambda: 1796077081_000000042, raising=True)
+    names = [create_run(tmp_path, "a", {}).run_id for _ in range(3)]
+    assert names == ["20261130T221801Z-a", "20261130T221801Z-a-2", "20261130T221801Z-a-3"]
+
+
+def test_a_run_without_rows_can_be_taken_back(tmp_path: Path) -> None:
+    begun(tmp_path, (-1, 1)).discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "a/b", " a", "a\n", "x" * 300, "a\0b"])
+def test_a_name_that_is_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PlanError, match="--name"):
+        create_run(tmp_path, name, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for output in (file, file / "below"):
+        with pytest.raises(PlanError, match=r"--output .*file.*: cannot make a run directory: "):
+            create_run(output, "a", {})
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, recording: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begun(tmp_path, (0, 1))
+    run.add_block(two_answers(recording))
+    run.end_level(facts(0, 1))
+    run.begin_level(1, 2, lambda request: None, 64)
+    run.add_block(two_answers(recording, 1, 2))
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", full)
+        with pytest.raises(TraceError, match=r"cannot write .*/tokens/01-c2/part-000.parquet: No space left"):
+            run.end_level(facts(1, 2))
+    assert not list(run.path.rglob("*.tmp"))
+    assert open_run(run.path).requests()["request"].to_pylist() == [0, 1]
+    run.close("failed")  # there is room again
+    assert open_run(run.path).requests()["request"].to_pylist() == [0, 1, 2, 3]
+
+
+def test_a_directory_that_vanished_is_named(tmp_path: Path, recording: Any) -> None:
+    run = begun(tmp_path, (0, 1))
+    shutil.rmtree(run.path)
+    for write in (
+        lambda: run.log("x"),
+        lambda: run.progress({}),
+        lambda: run.update_manifest(status="failed"),
+        lambda: run.begin_level(1, 1, lambda request: None, 1),
+    ):
+        with pytest.raises(TraceError, match=re.escape(str(run.path))):
+            write()
+
+
+# ---------------------------------------------------------------- opening what is not in order
+
+
+def cut_off(output: Path, recording: Any) -> Path:
+    """A run whose supervisor died in its second level, with half a file left."""
+    run = begun(output, (0, 1))
+    run.add_block(two_answers(recording))
+    run.end_level(facts(0, 1))
+    run.begin_level(1, 8, lambda request: None, 64)
+    run.add_block(two_answers(recording, 1, 2))
+    run.finished(1)
+    run._flush(run._levels[1])  # a part inside the level, by age
+    (run.path / "tokens/01-c8/part-001.parquet").write_bytes(b"")
+    (run.path / "requests/01-c8/part-001.parquet.tmp").write_bytes(b"PAR1half")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    run.update_manifest(supervisor={**writer.own_process(), "pid": dead.pid})
+    return run.path
+
+
+def test_a_crash_is_finished_and_said(tmp_path: Path, recording: Any) -> None:
+    path = cut_off(tmp_path, recording)
+    run = open_run(path)
+    assert run.manifest["status"] == "crashed"
+    said = "\n".join(run.notes)
+    assert "supervisor ended without closing it" in said
+    assert "level 01-c8 has no end: 2 requests were saved of it" in said
+    assert "half-written file left by a crash, ignored: requests/01-c8/part-001.parquet.tmp" in said
+    assert "tokens without their requests, ignored: tokens/01-c8/part-001.parquet" in said
+    assert run.requests()["request"].to_pylist() == run.tokens()["request"].to_pylist() == [0, 1, 2, 3]
+    levels: Any = run.manifest["levels"]
+    assert [(level["dir"], level["complete"], level["measured_done"]) for level in levels] == [
+        ("00-c1", True, 2),
+        ("01-c8", False, 2),
+    ]
+    assert not list(path.rglob("*.tmp"))
+    assert "opened: the run was cut off" in (path / "run.log").read_text()
+    again = open_run(path)
+    assert again.manifest == run.manifest
+    assert again.notes == ("tokens without their requests, ignored: tokens/01-c8/part-001.parquet",)
+
+
+def test_a_crash_is_only_said_where_nothing_may_be_written(tmp_path: Path, recording: Any) -> None:
+    path = cut_off(tmp_path, recording)
+    before = sorted((one, one.stat().st_mtime_ns) for one in path.rglob("*"))
+    run = open_run(path, repair=False)
+    assert run.manifest["status"] == "crashed"
+    assert sorted((one, one.stat().st_mtime_ns) for one in path.rglob("*")) == before
+
+
+def test_a_level_the_manifest_does_not_know(tmp_path: Path, recording: Any) -> None:
+    path = cut_off(tmp_path, recording)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "levels": None}))
+    levels: Any = open_run(path).manifest["levels"]
+    assert [(level["index"], level["concurrency"], level["dir"]) for level in levels] == [
+        (0, 1, "00-c1"),
+        (1, 8, "01-c8"),
+    ]
+
+
+def test_a_living_run_is_left_alone(tmp_path: Path, recording: Any) -> None:
+    run = begun(tmp_path, (0, 1))
+    run.add_block(two_answers(recording))
+    leftover = run.path / "requests/00-c1/part-000.parquet.tmp"
+    leftover.write_bytes(b"")
+    opened = open_run(run.path)
+    assert opened.notes == ("this run is still being written",)
+    assert opened.manifest["status"] == "running"
+    assert leftover.exists()
+    assert opened.requests().num_rows == 0
+    assert opened.requests().schema.names == [name for name, *_ in schema.REQUESTS_COLUMNS]
+
+
+def test_a_run_of_another_host_is_not_judged(tmp_path: Path, recording: Any) -> None:
+    path = cut_off(tmp_path, recording)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["supervisor"]["host"] = "elsewhere"
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    run = open_run(path)
+    assert run.notes == ("this run was being written on elsewhere: whether it still is cannot be told here",)
+    assert run.manifest["status"] == "running"
+    assert run.requests().num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (None, None, "does not exist; give the directory of a run"),
+        ("other.txt", "", "is not a run: it has no manifest.json"),
+        ("manifest.json", "{", r"manifest\.json is corrupt"),
+        ("manifest.json", "[]", "is not the manifest of a run"),
+        ("manifest.json", '{"a": 1}', "is not the manifest of a run"),
+        ("manifest.json", '{"schema": 2}', "written by a newer fastload"),
+    ],
+)
+def test_what_is_no_run(tmp_path: Path, name: str | None, content: str | None, message: str) -> None:
+    path = tmp_path / "run"
+    if name is not None and content is not None:
+        path.mkdir()
+        (path / name).write_text(content)
+    with pytest.raises(TraceError, match=message) as raised:
+        open_run(path)
+    assert str(raised.value).startswith(str(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TraceError, match="is a file; give the directory of a run"):
+        open_run(tmp_path / "file")
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "missing", "newer", "foreign"])
+def test_a_damaged_part_is_named(tmp_path: Path, recording: Any, damage: str) -> None:
+    path = whole_run(tmp_path, recording).path
+    part = path / "tokens/00-c1/part-000.parquet"
+    whole = part.read_bytes()
+    if damage == "cut":
+        part.write_bytes(whole[: len(whole) // 2])
+    elif damage == "noise":
+        part.write_bytes(os.urandom(500))
+    elif damage == "missing":
+        part.unlink()
+    else:
+        metadata = {b"fastload_schema": b"2"} if damage == "newer" else None
+        pq.write_table(pq.read_table(part).replace_schema_metadata(metadata), part)
+    run = open_run(path)
+    assert run.requests().num_rows == 6
+    with pytest.raises(TraceError, match=re.escape(str(part))) as raised:
+        run.tokens()
+    assert "\n" not in str(raised.value)
+
+
+def test_an_older_file_without_a_column_stays_readable(tmp_path: Path, recording: Any) -> None:
+    path = whole_run(tmp_path, recording).path
+    part = path / "requests/00-c1/part-000.parquet"
+    pq.write_table(pq.read_table(part).drop_columns(["due_late"]), part)
+    assert open_run(path).requests("00-c1")["due_late"].to_pylist() == [None, None]
+
+
+def test_a_corrupt_part_does_not_stop_the_recovery(tmp_path: Path, recording: Any) -> None:
+    path = cut_off(tmp_path, recording)
+    (path / "requests/01-c8/part-000.parquet").write_bytes(b"PAR1")
+    run = open_run(path)
+    assert any("corrupt file: requests/01-c8/part-000.parquet" in note for note in run.notes)
+    assert run.manifest["status"] == "crashed"
+
+
+def test_parts_come_in_order_beyond_a_thousand() -> None:
+    from fastload.trace.reader import _number
+
+    assert sorted(["part-1000.parquet", "part-999.parquet", "part-002.parquet"], key=_number) == [
+        "part-002.parquet",
+        "part-999.parquet",
+        "part-1000.parquet",
+    ]
+    assert _number("100-c8") == 100
+    assert _number("warmup") == -1
