@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,6 +75,9 @@ def _run(
 
     stop = supervisor.Stop()
     brake.ask = stop.request  # from here on a first signal ends the run in order
+    # The directories that --output still lacks, the deepest first: a run that never began takes them away
+    # again.
+    made = [one for one in (asked.output, *asked.output.parents) if not one.exists()]
     writer = create_run(
         asked.output,
         inputs.run_name(asked.name, target.model),
@@ -81,7 +85,7 @@ def _run(
         save_text=asked.load["save_text"],
     )
     log = display.Narrator(writer.log)
-    with _left_in_order(writer):
+    with _left_in_order(writer, made):
         outcome = supervisor.run(
             planned,
             target,
@@ -190,18 +194,17 @@ def _watch(shown: display.Display, log: display.Narrator, writer: RunWriter) -> 
 
 
 @contextlib.contextmanager
-def _left_in_order(writer: RunWriter) -> Iterator[None]:
+def _left_in_order(writer: RunWriter, made: Sequence[Path]) -> Iterator[None]:
     """See that a run that raises leaves no riddle: what was measured is closed as failed, a bad start is
     taken away.
     """
-    had_output = any(one != writer.path for one in writer.path.parent.iterdir())
     try:
         yield
     except (TargetError, signals.Interrupted):  # nothing was measured: there is no run
         shutil.rmtree(writer.path, ignore_errors=True)
-        if not had_output:
-            with contextlib.suppress(OSError):
-                writer.path.parent.rmdir()
+        with contextlib.suppress(OSError):  # another run may have come to stand there meanwhile
+            for directory in made:
+                directory.rmdir()
         raise
     except BaseException:
         with contextlib.suppress(TraceError):  # the disk that broke the run may break this too

@@ -143,7 +143,7 @@ def run(
     died = stopped = None
     try:
         session.start()
-        warm = session.level(Level(WARMUP_LEVEL, 1, 1, None, 0), reuse=True, learn=True)
+        warm = session.level(Level(WARMUP_LEVEL, 1, 0, None, 1), reuse=True, learn=True)
         _check_warmup(session, sink, warm)
         for level in plan.levels:
             if stop.signal is not None:

@@ -172,9 +172,7 @@ def _status(
 
 
 def _error_text(status: str, answer: Answer, http_status: int) -> str:
-    """The message of a failure: the server's own words where there are any, else the measurer's, else a
-    sentence.
-    """
+    """The message of a failure: the server's words, else the measurer's, else a sentence of ours."""
     if status == "stream_error" and answer.error:
         return answer.error
     if status in ("http_status", "not_streaming", "redirect"):

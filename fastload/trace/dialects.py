@@ -37,9 +37,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What one event carries. `text` holds the generated text by channel, `bytes` its UTF-8 length over all
-    of them.
-    """
+    """What one event carries. `text` is by channel, `bytes` its UTF-8 length over all channels."""
 
     channel: int = CH_NONE
     bytes: int = 0
@@ -79,9 +77,7 @@ def read_event(raw: bytes) -> Payload:
 
 
 def read_error(value: object) -> str | None:
-    """The message of an error in any of the forms seen: object, string, `detail`, vLLM's flat object; None if
-    none.
-    """
+    """The message of an error in any form seen (object, string, `detail`, flat); None if none."""
     if not isinstance(value, dict):
         return None
     error = value.get("error")
@@ -126,9 +122,7 @@ def read_head(raw: bytes) -> dict[str, str]:
 
 
 def read_retry_after_s(headers: dict[str, str]) -> float | None:
-    """Seconds to wait as the head says: `retry-after-ms`, `retry-after` as seconds, or its date less the
-    head's date.
-    """
+    """Seconds to wait: `retry-after-ms`, `retry-after` as seconds, or its date less the head's."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         text = headers.get(name, "")
         if text.replace(".", "", 1).isdecimal() and len(text) < 20:

@@ -38,15 +38,11 @@ class Run:
         return str(self.manifest.get("run_id") or self.path.name)
 
     def level_dirs(self) -> tuple[str, ...]:
-        """Names of the level directories that have rows, in the order of the run: the warm-up, then the
-        levels.
-        """
+        """Names of the level directories that have rows: the warm-up, then the levels in order."""
         return tuple(name for name in _level_dirs(self.path) if _parts(self.path, name))
 
     def requests(self, level_dir: str | None = None) -> pa.Table:
-        """The rows of one level, or of all (`role` tells what is a warm-up); columns as in
-        schema.requests_schema.
-        """
+        """The rows of one level or of all (see `role`); columns of schema.requests_schema."""
         return self._table("requests", level_dir)
 
     def tokens(self, level_dir: str | None = None) -> pa.Table:
@@ -69,9 +65,7 @@ class Run:
 
 
 def open_run(path: Path | str, *, repair: bool = True) -> Run:
-    """Open a run directory, finishing what a crash left if `repair`. TraceError if it is no run or a newer
-    one.
-    """
+    """Open a run, finishing what a crash left if `repair`. TraceError if it is none or newer."""
     directory = Path(path)
     manifest = _read_manifest(directory)
     notes: list[str] = []

@@ -123,9 +123,7 @@ def first_and_last(group: Ints, n_groups: int, wanted: Bools) -> tuple[Ints, Int
 
 
 def _running_max(values: Ints, group: Ints, start: Ints) -> Ints:
-    """The running maximum inside each group. Counts are < 2**31, so a group's number in the high bits
-    separates them.
-    """
+    """The running maximum inside each group; counts are < 2**31, the high bits hold the group."""
     shift = group << 32
     return np.asarray(np.maximum.accumulate(values + shift) - shift, dtype=np.int64) if len(start) else values
 
@@ -139,9 +137,7 @@ def _spread_segments(
     is_text: Bools,
     text_bytes: Ints,
 ) -> Ints:
-    """Tokens per event such that each segment sums to its total; an open one (not `closed`) without text gets
-    none.
-    """
+    """Tokens per event; each segment sums to its total, an open one without text gets none."""
     tokens = np.zeros(len(segment), np.int64)
     if not n_segments:
         return tokens

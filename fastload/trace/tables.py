@@ -49,9 +49,7 @@ AT: Final = {name: i for i, name in enumerate(ROW_FIELDS)}  # column of a row re
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What every row of a level shares. `planned` gives a request's prompt tokens as planned, None if not
-    known.
-    """
+    """What every row of a level shares. `planned`: a request's prompt tokens as planned."""
 
     run_id: str
     target: str
@@ -187,9 +185,7 @@ def _apply(answer: answers.Answer, events: _Events, start: int, size: int) -> No
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Per request n (-1 unknown), where it comes from, and whether counts told per event are used; told per
-    event.
-    """
+    """Per request n (-1 unknown), its source, and whether counts told per event are used."""
 
     total: Ints
     source: npt.NDArray[np.str_]
@@ -380,9 +376,7 @@ def _texts(
 
 
 def _delays(events: _Events, n: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Median (nearest rank) and maximum of the client's own delay per request, ns; NaN where no event has
-    one.
-    """
+    """Median (nearest rank) and maximum of the client's delay per request, ns; NaN without one."""
     known = events.delay >= 0
     group, delay = events.group[known], events.delay[known]
     size = np.bincount(group, minlength=n)
@@ -427,9 +421,7 @@ def _any(group: Ints, n: int, wanted: Bools) -> Bools:
 
 
 def _between(end: Ints, begin: Ints, ok: Bools) -> npt.NDArray[np.float64]:
-    """end - begin in ns, NaN where either is null (-1) or the row is no success. Subtracted as integers:
-    exact.
-    """
+    """end - begin in ns, subtracted as integers; NaN where one is null or the row is no success."""
     return np.where(ok & (end >= 0) & (begin >= 0), (end - begin).astype(np.float64), np.nan)
 
 

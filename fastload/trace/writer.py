@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -130,8 +129,9 @@ class RunWriter:
         self._set_level({**dataclasses.asdict(facts), "dir": level.directory})
 
     def finished(self, level_index: int) -> list[dict[str, object]]:
-        """The rows of a level so far (columns of `requests`), whether on disk yet or not; [] if it never
-        began.
+        """The rows of a level so far (columns of `requests`), on disk or not; [] if it never began.
+
+        `sent_utc` is a datetime in UTC without a zone.
         """
         level = self._levels.get(level_index)
         if level is None:
@@ -141,11 +141,11 @@ class RunWriter:
         for number in range(level.parts):
             path = self.path / "requests" / level.directory / part_name(number)
             try:
-                rows += pq.read_table(path, partitioning=None).to_pylist()
+                rows += _to_rows(pq.read_table(path, partitioning=None))
             except (OSError, pa.ArrowException) as error:
                 raise TraceError(f"cannot read {path}: {error}") from error
         for batch in level.batches:
-            rows += batch.requests.to_pylist()
+            rows += _to_rows(batch.requests)
         return rows
 
     def log(self, text: str) -> None:
@@ -178,10 +178,6 @@ class RunWriter:
             self._take(level, close=True)
             self._flush(level)
         self.update_manifest(status=status, **keys)
-
-    def discard(self) -> None:
-        """Remove the run directory again: for a run that ended before anything was measured."""
-        shutil.rmtree(self.path, ignore_errors=True)
 
     def _take(self, level: _Level, close: bool = False) -> None:
         batch = level.rows.take(close)
@@ -265,9 +261,7 @@ def part_name(number: int) -> str:
 
 
 def write_part(path: Path, table: pa.Table, layout: dict[str, object]) -> None:
-    """Write a Parquet file so that it is there whole and on the disk, or not at all. TraceError names the
-    path.
-    """
+    """Write a Parquet file whole and synced, or not at all. TraceError names the path."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with temporary.open("wb") as file:
@@ -281,9 +275,7 @@ def write_part(path: Path, table: pa.Table, layout: dict[str, object]) -> None:
 
 
 def write_json(path: Path, value: object, *, sync: bool = True) -> None:
-    """Replace a JSON file in one step. TraceError names the path. A value orjson does not know is written as
-    text.
-    """
+    """Replace a JSON file in one step; unknown types become text. TraceError names the path."""
     temporary = path.with_name(path.name + TEMPORARY)
     option = (
         orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
@@ -340,6 +332,14 @@ def _boot_id() -> str | None:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
+
+
+def _to_rows(requests: pa.Table) -> list[dict[str, object]]:
+    """A table as dicts; without the zone, for which Python needs a database that images lack."""
+    at = requests.schema.get_field_index("sent_utc")
+    plain = requests.set_column(at, "sent_utc", requests["sent_utc"].cast(pa.timestamp("us")))
+    rows: list[dict[str, object]] = plain.to_pylist()
+    return rows
 
 
 def _make_directory(output: Path, stem: str) -> Path:

@@ -133,7 +133,7 @@ def test_a_server_that_fails_the_first_request_leaves_no_run(
     line = only_line(ended.err)
     assert ended.code == 1 and "warm-up request failed" in line and "http_status" in line
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "older").mkdir()
-    assert run(*words).code == 1
-    assert [one.name for one in (tmp_path / "results").iterdir()] == ["older"]
+    (tmp_path / "mine").mkdir()
+    assert run(*words, "--output", "mine").code == 1
+    assert run(*words, "--output", "mine/a/b").code == 1
+    assert list((tmp_path / "mine").iterdir()) == []

@@ -21,7 +21,8 @@ HEAVY = ("numpy", "pyarrow", "httpx", "rich", "uvloop", "asyncio")
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys\nfrom fastload.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+    code = "import sys\nfrom fastload.cli import main\n"
+    code += "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
     code += f"print('HEAVY', [name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY []"

@@ -232,11 +232,6 @@ def test_a_directory_is_never_used_twice(tmp_path: Path, monkeypatch: pytest.Mon
     assert names == ["20261130T221801Z-a", "20261130T221801Z-a-2", "20261130T221801Z-a-3"]
 
 
-def test_a_run_without_rows_can_be_taken_back(tmp_path: Path) -> None:
-    begun(tmp_path, (-1, 1)).discard()
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("name", ["", "a/b", " a", "a\n", "x" * 300, "a\0b"])
 def test_a_name_that_is_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(PlanError, match="--name"):

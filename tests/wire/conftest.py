@@ -1,0 +1,6 @@
+"""Makes the twin and the machine's driver importable beside their tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,395 @@
+"""The twin of the byte machine: the same answer in plain Python, slow and obvious. The oracle of these tests.
+
+Goals    HTTP/1.1 as RFC 9112 has it, event streams as the WHATWG page has them, JSON by `json.loads`.
+Plan     All bytes at once: head -> body (each byte knows where it lay on the wire) -> lines -> events. A stamp is
+         looked up afterwards, from the place of a byte and the read which brought that place.
+Warning  Where we leave the specifications on purpose, the rule stands in the docstring of its function.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from fastload import _timing as t
+
+HEAD_LIMIT = 65536
+SIZE_DIGITS = 15
+
+
+@dataclass(slots=True)
+class Event:
+    """One event: what the columns say of it, and its payload (data lines joined by LF)."""
+
+    stamp: int
+    channel: int
+    bytes: int
+    tokens: int
+    flags: int
+    payload: bytes | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """All that one exchange came to. `code` is that of the last feed or eof; `used` bytes were the message's."""
+
+    code: int = 0
+    used: int = 0
+    status: int = -1
+    framing: int = 0
+    sse: bool = False
+    done: bool = False
+    keepalive: bool = False
+    encoded: bool = False
+    first_byte_ns: int = -1
+    head_ns: int = -1
+    done_ns: int = -1
+    framing_end_ns: int = -1
+    head: bytes = b""
+    body: bytes = b""
+    events: list[Event] = field(default_factory=list)
+
+
+class Ended(Exception):
+    """The bytes ran out, or the message is broken: `code` says which."""
+
+    def __init__(self, code: int, place: int) -> None:
+        super().__init__(code)
+        self.code = code
+        self.place = place
+
+
+def read_answer(reads: Sequence[bytes], stamps: Sequence[int], eof_ns: int | None = None) -> Answer:
+    """What an answer says that came in these reads, at these stamps; `eof_ns`: when the peer closed, if it did."""
+    wire = b"".join(reads)
+    ends = list(accumulate(len(read) for read in reads))
+    answer = Answer(first_byte_ns=stamps[0] if wire else -1)
+    message = _Message(wire)
+    try:
+        message.read(answer)
+        answer.code, answer.used = 1, message.at
+    except Ended as ended:
+        answer.code, answer.used = ended.code, ended.place
+
+    def read_of(place: int) -> int:
+        return bisect_right(ends, place)
+
+    answer.keepalive = answer.keepalive and answer.head != b""
+    if answer.head:
+        answer.head_ns = stamps[read_of(message.head_end - 1)]
+    end_ns = stamps[read_of(answer.used - 1)] if answer.code == 1 else -1
+    closed = answer.code == 0 and eof_ns is not None
+    if closed:
+        end_ns = eof_ns
+        answer.code = 1 if answer.framing == 3 else -5
+    if not answer.sse:
+        answer.body = bytes(b for b, _ in message.body) if not answer.encoded else b""
+    else:
+        over = answer.code == 1 or closed
+        for found in events_of(lines_of(message.body, over), over):
+            payload = found.data.rstrip(b" \t")
+            if not payload:
+                continue  # relays keep a connection warm with empty data: no event of ours
+            flags = 0
+            if found.data_place is None:  # only the end of the message ended its line
+                stamp = end_ns
+                flags = t.FL_READ if closed else 0
+            else:
+                read = read_of(found.data_place)
+                stamp = stamps[read]
+                flags = t.FL_COALESCED if ends[read] > message.own_end(found.end) else 0
+            event = carries(payload)
+            if found.error:
+                event.channel = t.CH_ODD
+            event.stamp = stamp
+            event.flags |= flags
+            answer.events.append(event)
+            if payload == b"[DONE]":
+                answer.done = True
+                answer.done_ns = stamp if answer.done_ns < 0 else answer.done_ns
+    if answer.code == 1:
+        answer.framing_end_ns = end_ns
+        answer.done_ns = end_ns if answer.done_ns < 0 else answer.done_ns
+    return answer
+
+
+# ---------------------------------------------------------------- HTTP/1.1: head and framing
+
+
+class _Message:
+    """Reads one HTTP message from `wire`; `body` gets each byte with its place, `at` is where it stands."""
+
+    def __init__(self, wire: bytes) -> None:
+        self.wire = wire
+        self.at = 0
+        self.head_end = 0
+        self.body: list[tuple[int, int]] = []
+        self.chunk_tails: dict[int, int] = {}  # where a chunk's data ends -> where its CRLF ends
+
+    def read(self, answer: Answer) -> None:
+        """Read all of it. Ended: code 0 for want of bytes, -5 malformed, -6 past a limit."""
+        while True:
+            status, headers = self._head(answer)
+            answer.status = status
+            if status >= 200:
+                break
+            answer.status = -1  # an interim answer: the real one follows
+        coding = [c.strip() for c in headers.get("transfer-encoding", "").lower().split(",") if c.strip()]
+        lengths = headers.get("content-length")
+        options = headers.get("connection", "").lower().replace(",", " ").split()
+        kind = headers.get("content-type", "").lower()
+        answer.encoded = headers.get("content-encoding", "identity").lower() != "identity" or any(
+            c not in ("chunked", "identity") for c in coding
+        )
+        answer.sse = status == 200 and not answer.encoded
+        answer.sse = answer.sse and "application/json" not in kind and "text/html" not in kind
+        chunked = coding[-1:] == ["chunked"]
+        if lengths is not None and not lengths.isdecimal():
+            raise Ended(-5, self.at)
+        if chunked and lengths is not None:
+            raise Ended(-5, self.at)  # RFC 9112 6.3: an error to report, not one to guess about
+        persistent = "close" not in options and (self.version == 1 or "keep-alive" in options)
+        delimited = chunked or lengths is not None or status in (204, 304)
+        answer.keepalive = persistent and delimited
+        if status in (204, 304):
+            return
+        if chunked:
+            answer.framing = 1
+            self._chunks()
+        elif lengths is not None:
+            answer.framing = 2
+            self._take(int(lengths))
+        else:
+            answer.framing = 3
+            self._take(len(self.wire) - self.at)
+            raise Ended(0, self.at)  # only the peer's closing can end it
+
+    def _line(self, limit: int | None = None) -> bytes:
+        """One line without its LF or CRLF (RFC 9112 2.2 lets a lone LF end one)."""
+        end = self.wire.find(b"\n", self.at)
+        taken = (end + 1 if end >= 0 else len(self.wire)) - self.at
+        if limit is not None and taken > limit:
+            raise Ended(-6, self.at + taken)
+        if end < 0:
+            raise Ended(0, len(self.wire))
+        line = self.wire[self.at : end].removesuffix(b"\r")
+        self.at = end + 1
+        return line
+
+    def _head(self, answer: Answer) -> tuple[int, dict[str, str]]:
+        start = self.at
+        lines: list[bytes] = []
+        while True:
+            line = self._line(HEAD_LIMIT - (self.at - start))
+            if not line and not lines:
+                start = self.at  # RFC 9112 2.2: empty lines before a message are ignored
+                continue
+            if not line:
+                break
+            lines.append(line)
+        first = lines[0]
+        if not first.startswith(b"HTTP/1.") or first[8:9] != b" " or not first[9:12].isdigit():
+            raise Ended(-5, self.at)
+        self.version = int(first[7:8])
+        status = int(first[9:12])
+        if status < 100:
+            raise Ended(-5, self.at)
+        headers: dict[str, str] = {}
+        for line in lines[1:]:
+            name, colon, value = line.decode("latin-1").partition(":")
+            name, value = name.lower(), value.strip(" \t\r")
+            if name == "content-length" and headers.get(name, value) != value:
+                value = "two lengths"
+            if name in headers and name != "content-length":
+                value = f"{headers[name]}, {value}"
+            if colon:
+                headers[name] = value
+        if status >= 200:
+            answer.head = self.wire[start : self.at]
+            self.head_end = self.at
+        return status, headers
+
+    def _take(self, size: int) -> None:
+        for place in range(self.at, min(self.at + size, len(self.wire))):
+            self.body.append((self.wire[place], place))
+        if self.at + size > len(self.wire):
+            raise Ended(0, len(self.wire))
+        self.at += size
+
+    def _chunks(self) -> None:
+        while True:
+            size = self._chunk_size()
+            if size == 0:
+                break
+            self._take(size)
+            data_end = self.at
+            self.chunk_tails[data_end] = data_end
+            for byte in b"\r\n":
+                if self.at >= len(self.wire):
+                    raise Ended(0, self.at)
+                if self.wire[self.at] == byte:
+                    self.at += 1
+                    self.chunk_tails[data_end] = self.at
+                elif byte == 0x0A:
+                    raise Ended(-5, self.at + 1)
+        start = self.at
+        while self._line(HEAD_LIMIT + 2 + self.at - start):
+            pass  # trailers
+
+    def _chunk_size(self) -> int:
+        start = self.at
+        while self.at < len(self.wire) and chr(self.wire[self.at]) in "0123456789abcdefABCDEF":
+            self.at += 1
+            if self.at - start > SIZE_DIGITS:
+                raise Ended(-6, self.at)
+        if self.at >= len(self.wire):
+            raise Ended(0, self.at)
+        if self.at == start or chr(self.wire[self.at]) not in "\r\n; \t":
+            raise Ended(-5, self.at + 1)
+        size = int(self.wire[start : self.at], 16)
+        self._line()  # extensions
+        return size
+
+    def own_end(self, place: int) -> int:
+        """Where an event that ends at `place` is over, with the CRLF of its chunk if it fills it to the end."""
+        return self.chunk_tails.get(place, place)
+
+
+# ---------------------------------------------------------------- event streams
+
+
+@dataclass(slots=True)
+class Line:
+    """A line of the body: its bytes, the place of the first byte that ended it, where it is over."""
+
+    text: bytes
+    start: int
+    ended_at: int | None
+    end: int
+
+
+@dataclass(slots=True)
+class Found:
+    """An event before it is understood."""
+
+    data: bytes
+    data_place: int | None  # the wire byte that ended the last data line; None: the end of the message did
+    end: int
+    error: bool
+
+
+def lines_of(body: list[tuple[int, int]], over: bool) -> list[Line]:
+    """Split at CRLF, LF or CR; nothing else ends a line. A byte-order mark before the first one is dropped.
+
+    Exception of ours: when the body is `over`, what stands after the last line end is a line too.
+    """
+    if bytes(b for b, _ in body[:3]) == b"\xef\xbb\xbf":
+        body = body[3:]
+    elif b"\xef\xbb\xbf".startswith(bytes(b for b, _ in body)):
+        return []
+    lines = []
+    start = i = 0
+    while i < len(body):
+        byte, place = body[i]
+        i += 1
+        if byte not in b"\r\n":
+            continue
+        text = bytes(b for b, _ in body[start : i - 1])
+        end = place + 1
+        if byte == 0x0D and i < len(body) and body[i][0] == 0x0A:
+            end = body[i][1] + 1
+            i += 1
+        lines.append(Line(text, body[start][1], place, end))
+        start = i
+    if over and start < len(body):
+        lines.append(Line(bytes(b for b, _ in body[start:]), body[start][1], None, body[-1][1] + 1))
+    return lines
+
+
+def events_of(lines: list[Line], over: bool) -> list[Found]:
+    """The events: data lines up to a blank line, joined by LF.
+
+    Exceptions of ours: `}` at the end of a data line and `{` or `[` at the start of the next (or `]` and `{`) are
+    two events, since some servers leave out the blank line; an event at the end of the body needs no blank line.
+    An event's stamp is that of the byte that ended its last data line. It ends behind its blank line, and behind
+    more of them that follow without a gap; without a blank line, behind its last data line.
+    """
+    found: list[Found] = []
+    data: list[Line] = []
+    texts: list[bytes] = []
+    error = False
+
+    def dispatch(end: int) -> None:
+        if data:
+            found.append(Found(b"\n".join(texts), data[-1].ended_at, end, error))
+        data.clear()
+        texts.clear()
+
+    for line in lines:
+        if not line.text:
+            if data:
+                dispatch(line.end)
+            elif found and found[-1].end == line.start:
+                found[-1].end = line.end
+            error = False
+            continue
+        name, _, value = line.text.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"event":
+            # the machine marks an open event, so that a parser looks at it
+            error = value == b"error"
+        elif name == b"data":
+            joint = (b"\n".join(texts)[-1:], value[:1])
+            if data and joint in ((b"}", b"{"), (b"}", b"["), (b"]", b"{")):
+                dispatch(data[-1].end)
+            data.append(line)
+            texts.append(value)
+    if over and data:
+        dispatch(data[-1].end)
+    return found
+
+
+# ---------------------------------------------------------------- what an event carries
+
+
+def carries(payload: bytes) -> Event:
+    """Channel, bytes of text, tokens told and flags of one payload; CH_ODD where no rule of METRICS.md speaks."""
+    event = Event(0, t.CH_NONE, 0, -1, 0, payload)
+    if payload == b"[DONE]":
+        event.channel = t.CH_DONE
+        return event
+    try:
+        value = json.loads(payload)
+    except ValueError:
+        event.channel = t.CH_ODD
+        return event
+    if value is None:
+        return event
+    if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or value.get("error"):
+        event.channel = t.CH_ODD
+        return event
+    usage = value.get("usage")
+    if isinstance(usage, dict):
+        event.flags |= t.FL_USAGE
+        event.tokens = usage.get("completion_tokens", -1)
+    for choice in value["choices"]:
+        event.flags |= t.FL_CHOICES
+        if choice.get("finish_reason"):
+            event.flags |= t.FL_FINISH
+        delta = choice.get("delta") or {}
+        for channel, text in (
+            (t.CH_CONTENT, delta.get("content")),
+            (t.CH_CONTENT, choice.get("text")),
+            (t.CH_REASONING, delta.get("reasoning_content")),
+            (t.CH_REASONING, delta.get("reasoning")),
+        ):
+            if isinstance(text, str) and text:
+                event.channel = event.channel or channel
+                event.bytes += utf8_bytes(text)
+    return event
+
+
+def utf8_bytes(text: str) -> int:
+    """Bytes of UTF-8. Half a surrogate pair (an emoji cut between two tokens) stands for two of its four."""
+    return sum(2 if 0xD800 <= ord(c) < 0xE000 else len(c.encode()) for c in text)
