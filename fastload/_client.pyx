@@ -113,11 +113,11 @@ cdef uint64_t TAG_PACER = (<uint64_t>1 << 63) | 2
 # counters the supervisor reads while the level runs, int64 each, in this order; then three histograms
 GAUGES = ("sent", "done", "failed", "in_flight", "text_events", "told_events", "told_tokens", "reads", "events",
           "stray_bytes", "stale_retries", "idle_closed", "stale_events", "unstamped", "clamped", "rebracketed",
-          "stalls", "measured_done", "measured_failed", "late_sends", "clock_steps")
+          "stalled_ns", "measured_done", "measured_failed", "late_sends", "clock_steps")
 cdef enum:
     G_SENT, G_DONE, G_FAILED, G_IN_FLIGHT, G_TEXT, G_TOLD_EVENTS, G_TOLD_TOKENS, G_READS, G_EVENTS
     G_STRAY, G_RETRIES, G_IDLE_CLOSED, G_STALE_EVENTS, G_UNSTAMPED, G_CLAMPED, G_REBRACKETED
-    G_STALLS, G_MEASURED_DONE, G_MEASURED_FAILED, G_LATE, G_CLOCK_STEPS, N_GAUGES
+    G_STALLED_NS, G_MEASURED_DONE, G_MEASURED_FAILED, G_LATE, G_CLOCK_STEPS, N_GAUGES
 GAUGE_BYTES = 4096
 MEMORY_BYTES = 4096 + 3 * sizeof(Hist)
 
@@ -173,7 +173,7 @@ cdef class Engine:
     cdef readonly int64_t measured_open, level_start_ns, measured_end_ns
     cdef public bint reuse
     cdef public int low_water
-    cdef int64_t pacer_at
+    cdef int64_t pacer_at, stalled_at
     cdef int family, streams
     cdef bytes address
     cdef unsigned int address_size
@@ -329,8 +329,12 @@ cdef class Engine:
         cdef epoll_event events[BATCH]
         cdef int n, i = 0
         if not self.recorder.ready():
-            self.g[G_STALLS] += 1
+            if self.stalled_at == 0:
+                self.stalled_at = mono_ns()
             return False
+        if self.stalled_at:
+            self.g[G_STALLED_NS] += mono_ns() - self.stalled_at
+            self.stalled_at = 0
         with nogil:
             n = epoll_wait(self.ep, events, BATCH, 0)
             # a full block ends the batch: epoll is level-triggered, so what is left comes again

@@ -426,10 +426,11 @@ class _Session:
                 "stamps": (self.ready or {}).get("stamps"),
                 "events_per_read": counters["events"] / counters["reads"] if counters["reads"] else None,
                 "connections_kept": self.kept,
+                "stalled_ms": counters["stalled_ns"] / 1e6,
                 **{
                     name: counters[name]
                     for name in ("reads", "events", "stray_bytes", "stale_retries", "idle_closed", "stale_events",
-                                 "unstamped", "clamped", "rebracketed", "stalls", "late_sends", "clock_steps")
+                                 "unstamped", "clamped", "rebracketed", "late_sends", "clock_steps")
                 },
             },
         )

@@ -71,8 +71,7 @@ class RunWriter:
     """Writes one run; the `sink` of the supervisor. Every method raises TraceError, naming the path, if the
     disk fails.
 
-    path: the run directory. run_id: its name. events_missing: events the measurer counted and the trace never
-    got.
+    path: the run directory. run_id: its name.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class RunWriter:
         """For `create_run`, which makes the directory."""
         self.path = path
         self.run_id = path.name
-        self.events_missing = 0
         self.manifest: dict[str, object] = dict.fromkeys(MANIFEST_KEYS) | manifest
         self._save_text = save_text
         self._utc_offset_ns = utc_offset_ns
@@ -126,7 +124,9 @@ class RunWriter:
         level = self._levels[facts.index]
         self._take(level, close=True)
         self._flush(level)
-        self._set_level({**dataclasses.asdict(facts), "dir": level.directory})
+        entry = dataclasses.asdict(facts) | {"dir": level.directory}
+        entry["instrument"] = facts.instrument | {"lost_events": level.missing}
+        self._set_level(entry)
 
     def finished(self, level_index: int) -> list[dict[str, object]]:
         """The rows of a level so far (columns of `requests`), on disk or not; [] if it never began.
@@ -183,7 +183,7 @@ class RunWriter:
         batch = level.rows.take(close)
         level.written_ns = _timing.now_ns()
         if batch is not None:
-            self.events_missing += batch.events_missing
+            level.missing += batch.events_missing
             level.batches.append(batch)
 
     def _flush(self, level: _Level) -> None:
@@ -214,6 +214,7 @@ class _Level:
     written_ns: int
     batches: list[Batch] = dataclasses.field(default_factory=list)
     parts: int = 0
+    missing: int = 0  # events the measurer counted and the trace never got: the run's verdict reads it
 
 
 def create_run(

@@ -282,7 +282,7 @@ class Found:
 def lines_of(body: list[tuple[int, int]], over: bool) -> list[Line]:
     """Split at CRLF, LF or CR; nothing else ends a line. A byte-order mark before the first one is dropped.
 
-    Exception of ours: when the body is `over`, what stands after the last line end is a line too.
+    A CR ends its line at once. Exception of ours: when the body is `over`, what stands after the last line end is a line too.
     """
     if bytes(b for b, _ in body[:3]) == b"\xef\xbb\xbf":
         body = body[3:]
@@ -298,7 +298,7 @@ def lines_of(body: list[tuple[int, int]], over: bool) -> list[Line]:
         text = bytes(b for b, _ in body[start : i - 1])
         end = place + 1
         if byte == 0x0D and i < len(body) and body[i][0] == 0x0A:
-            end = body[i][1] + 1
+            end = place + 2 if body[i][1] == place + 1 else end  # else a chunk's border lies between
             i += 1
         lines.append(Line(text, body[start][1], place, end))
         start = i
