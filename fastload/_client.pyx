@@ -99,7 +99,6 @@ cdef enum:
     BATCH = 256                      # events a drain takes before control may run
     WAKE_EARLY_NS = 120000           # a timer is late by up to this in a VM: wake early, then spin
     DRAIN_LIMIT_NS = 1000000000      # how long the framing may follow [DONE]
-    SLACK_NS = 1000                  # two offsets differ by their brackets: no reason to call a stamp wrong
     STALE_SAMPLES = 100
     LATE_NS = 1000000                # a send this far behind its due time is flagged
 
@@ -601,17 +600,15 @@ cdef class Engine:
         t = <timespec *>CMSG_DATA(c)
         real = <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
         floor = s.last_stamp if s.last_stamp > s.s.row[F_SENT] else s.s.row[F_SENT]
-        stamp = real - self.offset
-        if floor <= stamp <= now:
+        stamp = convert(real, self.offset, floor, now)
+        if stamp >= 0:
             return stamp
-        if floor - SLACK_NS <= stamp < floor:
-            return floor
         self.g[G_REBRACKETED] += 1
         self.offset = bracket_offset(STALE_SAMPLES, &width)
         with gil:
             self.brackets.append((mono_ns(), self.offset, width))
-        stamp = real - self.offset
-        if floor <= stamp <= now:
+        stamp = convert(real, self.offset, floor, now)
+        if stamp >= 0:
             return stamp
         self.g[G_CLAMPED] += 1
         flags[0] = C_FL_READ | C_FL_CLAMPED

@@ -96,6 +96,7 @@ cdef struct Stream:                  # one exchange on one connection; reused fo
 cdef int64_t mono_ns() noexcept nogil
 cdef int64_t real_ns() noexcept nogil
 cdef int64_t bracket_offset(int samples, int64_t *width) noexcept nogil
+cdef int64_t convert(int64_t real, int64_t offset, int64_t floor, int64_t now) noexcept nogil
 cdef bint hist_record(Hist *h, int64_t value) noexcept nogil
 cdef void stream_begin(Stream *s, Rec *rec, int64_t request) noexcept nogil
 cdef void stream_free(Stream *s) noexcept nogil

@@ -6,7 +6,8 @@ Nothing here knows a socket, so all of it can be fuzzed, twinned and timed by fe
 * `Histogram`: log-linear counts with a relative error below 0.4 %, which add and travel as bytes;
 * `Recorder`: the columns of a run in blocks of shared memory. Recording is an append; the other process reads
   sealed blocks only;
-* the byte machine (`_wire.pxi`): HTTP/1.1 answer -> event stream -> one record an event, without parsing JSON.
+* the byte machine (`_wire.pxi`, `_scan.pxi`): HTTP/1.1 answer -> event stream -> one record an event, without
+  parsing JSON.
 """
 from libc.errno cimport EINTR
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -32,7 +33,7 @@ cdef extern from "<string.h>" nogil:
     int strncasecmp(const char *a, const char *b, size_t n)
 
 __all__ = ["BLOCKS", "Block", "EVENT_COLUMNS", "Histogram", "Parser", "ROW_FIELDS", "Recorder", "block_bytes",
-           "clock_offset", "now_ns", "read_block", "realtime_ns"]
+           "clock_offset", "convert_stamp", "now_ns", "read_block", "realtime_ns"]
 
 EVENT_COLUMNS = (("stamp_ns", "<i8"), ("request", "<i4"), ("delay_ns", "<i4"), ("bytes", "<i4"), ("tokens", "<i4"),
                  ("channel", "u1"), ("flags", "u1"))
@@ -53,6 +54,9 @@ BLOB_HEAD, BLOB_EVENT, BLOB_BODY, BLOB_ERROR = 1, 2, 3, C_BLOB_ERROR
 
 
 # ---------------------------------------------------------------- clock
+
+cdef enum:
+    SLACK_NS = 1000                  # two offsets differ by their brackets: no reason to call a stamp wrong
 
 cdef int64_t mono_ns() noexcept nogil:
     cdef timespec t
@@ -96,6 +100,21 @@ def clock_offset(int samples=500):
     cdef int64_t width
     cdef int64_t offset = bracket_offset(samples, &width)
     return offset, width
+
+cdef int64_t convert(int64_t real, int64_t offset, int64_t floor, int64_t now) noexcept nogil:
+    cdef int64_t stamp = real - offset
+    if floor <= stamp <= now:
+        return stamp
+    return floor if floor - SLACK_NS <= stamp < floor else -1
+
+def convert_stamp(int64_t real_ns, int64_t offset_ns, int64_t floor_ns, int64_t now_ns):
+    """The monotonic time of a kernel stamp: real_ns - offset_ns, which must lie in [floor_ns, now_ns].
+
+    `floor_ns` is the stream's last stamp. Up to 1 us below it is the error of the offset itself, and gives `floor_ns`;
+    anything else says that the offset is no longer right, and gives None.
+    """
+    cdef int64_t stamp = convert(real_ns, offset_ns, floor_ns, now_ns)
+    return None if stamp < 0 else stamp
 
 
 # ---------------------------------------------------------------- histogram
@@ -440,4 +459,5 @@ def release_block(memory, int index, Py_ssize_t events=EVENTS, Py_ssize_t rows=R
     fl_store(<int64_t *>&view[index * block_bytes(events, rows, arena)], BLOCK_FREE)
 
 
+include "_scan.pxi"
 include "_wire.pxi"

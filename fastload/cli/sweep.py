@@ -229,7 +229,7 @@ def _conclude(writer: RunWriter, outcome: Outcome) -> dict[str, Any]:
     from fastload.analysis.summary import summarise_levels, write_summary
     from fastload.trace import open_run
 
-    writer.close(_status(outcome), clock=outcome.clock)
+    writer.close(_status(outcome), clock=outcome.clock, plan=outcome.plan.describe())
     run = open_run(writer.path, repair=False)
     listed = run.manifest["levels"]
     assert isinstance(listed, list)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import orjson
@@ -85,9 +85,11 @@ class LevelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `clock`: anchors and offsets; `interrupted`: the signal; `died`, `stopped`: sentences."""
+    """How a run ended. `plan` as it was sent after the warm-up; `clock`: anchors and offsets; `interrupted`: the
+    signal; `died`, `stopped`: sentences."""
 
     levels: tuple[LevelFacts, ...]
+    plan: Plan
     clock: dict[str, object]
     interrupted: int | None
     died: str | None
@@ -143,8 +145,7 @@ def run(
     died = stopped = None
     try:
         session.start()
-        warm = session.level(Level(WARMUP_LEVEL, 1, 0, None, 1), reuse=True, learn=True)
-        _check_warmup(session, sink, warm)
+        session.warm_up()
         for level in plan.levels:
             if stop.signal is not None:
                 break
@@ -159,6 +160,7 @@ def run(
     anchors.append(_anchor())
     return Outcome(
         levels=tuple(session.facts),
+        plan=session.plan,
         clock={"anchors": anchors, "offsets": session.brackets},
         interrupted=stop.signal,
         died=died,
@@ -172,16 +174,6 @@ class _DiedError(Exception):
 
 def _anchor() -> dict[str, int]:
     return {"utc_ns": _timing.realtime_ns(), "mono_ns": _timing.now_ns()}
-
-
-def _check_warmup(session: "_Session", sink: Sink, end: dict[str, Any]) -> None:
-    rows = sink.finished(WARMUP_LEVEL)
-    if session.stop.signal is not None:
-        return
-    failed = [row for row in rows if row["status"] != "ok"]
-    if not rows or failed:
-        said = f"{failed[0]['status']}: {failed[0]['error'] or failed[0]['http_status']}" if failed else end["gave_up"]
-        raise TargetError(f"--url {session.target.url}: the warm-up request failed ({said}); nothing was measured")
 
 
 @dataclass(slots=True)
@@ -337,7 +329,38 @@ class _Session:
         for block in sorted((b for b in blocks if b is not None), key=lambda b: b.sequence):
             self.sink.add_block(block)
 
-    # ---- a level
+    # ---- levels
+
+    def warm_up(self) -> None:
+        """One request alone, and what it teaches: is the connection kept, does an event hold several tokens?
+
+        If it does, a second one asks for continuous usage, so that tokens are counted event by event; where the server
+        refuses or ignores that, it is not asked for. Raises TargetError when the first fails.
+        """
+        row = self.warm_up_once(WARMUP_LEVEL)
+        if row is None:
+            return
+        if row["status"] != "ok":
+            said = row["error"] or row["http_status"]
+            raise TargetError(
+                f"--url {self.target.url}: the warm-up request failed ({row['status']}: {said}); nothing was measured"
+            )
+        tokens, events = row["completion_tokens"], row["text_events"]
+        # the end token of a stop has no event of its own
+        if isinstance(tokens, int) and isinstance(events, int) and row["token_source"] == "usage" and events + 1 < tokens:
+            plain, kept = self.plan, self.kept
+            self.plan = replace(plain, continuous_usage=True)
+            row = self.warm_up_once(WARMUP_LEVEL - 1)
+            if row is None or row["status"] != "ok" or row["token_source"] != "continuous_usage":
+                self.plan, self.kept = plain, kept
+
+    def warm_up_once(self, index: int) -> dict[str, object] | None:
+        """Send one warm-up request; its row, or None when the run was told to stop."""
+        end = self.level(Level(index, 1, 0, None, 1), reuse=True, learn=True)
+        rows = self.sink.finished(index)
+        if self.stop.signal is not None:
+            return None
+        return rows[0] if rows else {"status": "failed", "error": end["gave_up"], "http_status": None}
 
     def level(self, level: Level, *, reuse: bool, learn: bool) -> dict[str, Any]:
         """Run one level to its end, an order to stop, or the measurer's death; its end message."""
@@ -434,7 +457,7 @@ class _Session:
                 },
             },
         )
-        if now.level.index != WARMUP_LEVEL:
+        if now.level.index >= 0:
             self.facts.append(facts)
         self.sink.end_level(facts)
 
@@ -455,7 +478,7 @@ class _Session:
             eta = max(0.0, level.duration_s - elapsed_s)
         elif level.measured is not None and done:
             eta = elapsed_s / done * max(0, level.measured - done)
-        phase = "warm-up" if level.index == WARMUP_LEVEL else "measuring"
+        phase = "warm-up" if level.index < 0 else "measuring"
         if phase == "measuring" and level.measured is not None and done >= level.measured:
             phase = "draining"
         ttft, itl, delay = self.live.ttft, self.live.itl, self.live.delay

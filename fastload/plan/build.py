@@ -32,6 +32,7 @@ class Plan:
     extra_body: dict[str, object]
     lengths: Lengths
     include_usage: bool = True
+    continuous_usage: bool = False  # asked for only where events hold several tokens: it costs the server something
 
     def body(self, request: int) -> bytes:
         """JSON of request number `request` (0 .. over the whole run); deterministic, distinct for each."""
@@ -70,6 +71,7 @@ class Plan:
             "sampling": dict(self.sampling) or "server default",
             "extra_body": dict(self.extra_body),
             "include_usage": self.include_usage,
+            "continuous_usage_stats": self.continuous_usage,
             "prompts": {
                 "source": "fastload texts",
                 "tokens_planned": learned.planned,
@@ -94,6 +96,8 @@ def encode(plan: Plan, prompt: str, max_tokens: int | None = None) -> bytes:
     fields["stream"] = True
     if plan.include_usage:
         fields["stream_options"] = {"include_usage": True}
+        if plan.continuous_usage:
+            fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     if plan.ignore_eos:
         fields["ignore_eos"] = True
     if plan.sampling:

@@ -94,7 +94,7 @@ class RunWriter:
         context = RowContext(
             run_id=self.run_id,
             target=str(target.get("url", "")) if isinstance(target, dict) else "",
-            level=0 if index == WARMUP_INDEX else concurrency,
+            level=0 if index < 0 else concurrency,
             max_tokens=max_tokens,
             utc_offset_ns=self._utc_offset_ns,
             planned=planned,
@@ -252,8 +252,10 @@ def create_run(
 
 
 def level_dir(index: int, concurrency: int) -> str:
-    """The directory of a level under requests/ and tokens/: `03-c8`, `warmup` for index -1."""
-    return "warmup" if index == WARMUP_INDEX else f"{index:02d}-c{concurrency}"
+    """The directory of a level under requests/ and tokens/: `03-c8`; `warmup` for index -1, `warmup-2` for -2."""
+    if index >= 0:
+        return f"{index:02d}-c{concurrency}"
+    return "warmup" if index == WARMUP_INDEX else f"warmup-{-index}"
 
 
 def part_name(number: int) -> str:

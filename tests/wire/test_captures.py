@@ -55,8 +55,8 @@ def answers(capture: dict[str, Any], save_text: bool = False) -> list[Answer]:
 @pytest.mark.parametrize("save_text", [False, True])
 def test_as_captured(capture: dict[str, Any], save_text: bool) -> None:
     found = answers(capture, save_text)
-    assert len(found) == len(capture["responses"])
-    for answer, end, noted in zip(found, capture["end"], capture["responses"], strict=True):
+    final = [noted for noted in capture["responses"] if noted["status"] != 100]
+    for answer, end, noted in zip(found, capture["end"], final, strict=True):
         assert answer.status == noted["status"]
         assert answer.framing == FRAMINGS[noted["framing"]]
         complete = end == "framing-complete" or (end == "peer-closed" and answer.framing == 3)
@@ -97,11 +97,10 @@ def test_counts_against_usage(capture: dict[str, Any]) -> None:
     counts = [e.tokens for e in told]
     assert counts == sorted(counts)
     texts = sum(e.channel in (t.CH_CONTENT, t.CH_REASONING) for e in answer.events)
-    if any(name in capture["name"] for name in (*NEEDS_A_PARSER, "spec", "interval4", "mock", "fakellm")):
-        assert texts <= n or "mock" in capture["name"] or "fakellm" in capture["name"]
-    elif "litellm" in capture["name"]:
-        assert texts in (n, n - 1) or "stop" in capture["name"]
-    elif "utf8" not in capture["name"] and "stop" not in capture["name"]:
+    name = capture["name"]
+    if any(word in name for word in (*NEEDS_A_PARSER, "spec", "interval4")):
+        assert texts <= n
+    elif not any(word in name for word in ("mock", "fakellm", "faulty", "utf8", "stop")):  # mocks make counts up
         # the end token has no event of its own, and neither have tokens a reasoning parser takes away
         assert n - 3 <= texts <= n
 

@@ -360,7 +360,7 @@ def carries(payload: bytes) -> Event:
         event.channel = t.CH_DONE
         return event
     try:
-        value = json.loads(payload)
+        value = json.loads(payload.decode())
     except ValueError:
         event.channel = t.CH_ODD
         return event
