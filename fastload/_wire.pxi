@@ -361,6 +361,7 @@ cdef int sse_feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n) noexcept nog
     cdef const char *cr
     cdef const char *eol
     cdef const char *following
+    cdef bint whole
     cdef int code
     while s.bom < 3 and p < end:
         # a byte-order mark may stand before the first line, and may be cut anywhere
@@ -396,15 +397,15 @@ cdef int sse_feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n) noexcept nog
             if s.line.n + (end - p) > EVENT_LIMIT or not buf_add(&s.line, p, end - p):
                 return broken(s, b"an event of more than 64 MB", FEED_LIMIT)
             return FEED_MORE
+        # with the blank line at hand the event is taken from where it lies, without a copy
+        whole = following < end and (following[0] == c'\n' or following[0] == c'\r')
         if s.line.n:
             if s.line.n + (eol - p) > EVENT_LIMIT or not buf_add(&s.line, p, eol - p):
                 return broken(s, b"an event of more than 64 MB", FEED_LIMIT)
-            code = sse_line(s, rec, s.line.p, s.line.n, following, False)
+            code = sse_line(s, rec, s.line.p, s.line.n, following, whole)
             s.line.n = 0
         else:
-            # with the blank line at hand the event is taken from where it lies
-            code = sse_line(s, rec, p, eol - p, following,
-                            following < end and (following[0] == c'\n' or following[0] == c'\r'))
+            code = sse_line(s, rec, p, eol - p, following, whole)
         if code != FEED_MORE:
             return code
         p = following
@@ -580,8 +581,10 @@ cdef class Parser:
             if not self.recorder.ready():
                 raise BufferError("no free block")
             with nogil:
-                code = feed(&self.s, &self.recorder.rec, p + at, min(n - at, size), stamp_ns, 0, 0, &used)
-            at += used
+                while at < n and code == FEED_MORE and rec_room(&self.recorder.rec):
+                    code = feed(&self.s, &self.recorder.rec, p + at, size if size < n - at else n - at, stamp_ns, 0, 0,
+                                &used)
+                    at += used
         return code
 
     def eof(self, int64_t stamp_ns):

@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sweep": ("fastload.cli.sweep", "sweep", "Measure a server at a list of concurrency levels."),
     "models": ("fastload.cli.models", "models", "List the models a server serves."),
     "serve-sim": ("fastload.cli.serve_sim", "serve_sim", "Run the simulated engine in the foreground."),
+    "calibrate": ("fastload.cli.calibrate", "calibrate", "Measure what the client itself adds on this host."),
+    "doctor": ("fastload.cli.doctor", "doctor", "Say whether this host is fit to measure, and what to change."),
 }
 
 

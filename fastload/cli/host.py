@@ -4,33 +4,57 @@ later.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import sys
-from pathlib import Path
+
+from fastload.load import host
 
 PACKAGES = ("fastload", "click", "httpx", "numpy", "orjson", "pyarrow", "rich", "uvloop")
 
 
-def facts() -> dict[str, object]:
-    """Return what the host says about itself; None where it does not say."""
-    cpuinfo = _cpuinfo()
-    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+def facts(address: str | None = None) -> dict[str, object]:
+    """Return what the host says about itself, as plain JSON; None where it does not say.
+
+    With the server's IP address also the network interface on the way there, under `nic`.
+    """
+    soft, hard = host.descriptors()
+    allowed, load, ports = host.affinity(), host.load_average(), host.port_range()
     return {
         "hostname": platform.node(),
         "system": platform.system(),
         "kernel": platform.release(),
         "machine": platform.machine(),
-        "cpu_model": cpuinfo.get("model name") or cpuinfo.get("Model") or cpuinfo.get("cpu model"),
+        "cpu_model": host.cpu_model(),
         "cores": os.cpu_count(),
-        "cores_allowed": affinity,
-        "hypervisor": "hypervisor" in cpuinfo["flags"].split() if "flags" in cpuinfo else None,
-        "smt": _read("/sys/devices/system/cpu/smt/active"),
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "clocksource": _read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "cores_allowed": None if allowed is None else list(allowed),
+        "cpu_quota_cores": host.cpu_quota(),
+        "hypervisor": host.is_virtual(),
+        "smt": host.read(host.ROOT, "sys/devices/system/cpu/smt/active"),
+        "governor": governor_text(host.governors()),
+        "clocksource": host.clocksource(),
         "memory_bytes": _memory_bytes(),
-        "load_average": list(os.getloadavg()),
+        "load_average": None if load is None else list(load),
+        "descriptors": {"soft": soft, "hard": hard},  # None: unlimited
+        "local_ports": None if ports is None else {"first": ports[0], "last": ports[1], "usable": host.local_ports()},
+        "tcp_congestion_control": host.congestion_control(),
+        "tcp_tw_reuse": host.time_wait_reuse(),
+        "nic": None if address is None else nic_facts(address),
     }
+
+
+def nic_facts(address: str) -> dict[str, object] | None:
+    """Return the interface to this IP address and its offloads; None without a route."""
+    name = host.interface_to(address)
+    return None if name is None else dataclasses.asdict(host.nic(name))
+
+
+def governor_text(governors: dict[str, int]) -> str | None:
+    """Return `performance`, or `performance on 6, powersave on 2` where they differ."""
+    if len(governors) < 2:
+        return next(iter(governors), None)
+    return ", ".join(f"{name} on {count}" for name, count in sorted(governors.items()))
 
 
 def packages() -> dict[str, str | None]:
@@ -53,26 +77,8 @@ def python_version() -> str:
     return f"{platform.python_implementation()} {sys.version.split()[0]}"
 
 
-def _cpuinfo() -> dict[str, str]:
-    """Return the first processor's lines of /proc/cpuinfo."""
-    found: dict[str, str] = {}
-    for line in (_read("/proc/cpuinfo") or "").splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            found.setdefault(name.strip(), value.strip())
-    return found
-
-
 def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
-        return None
-
-
-def _read(path: str) -> str | None:
-    """Return a small file's text without its last line break; None when it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
         return None

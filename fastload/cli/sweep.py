@@ -63,9 +63,13 @@ def _run(
     # Imported here: --help and a mistyped flag need none of it, and pyarrow alone takes longer than --help
     # may.
     from fastload.load import supervisor
+    from fastload.load.host import check_ports, raise_descriptor_limit
     from fastload.load.target import open_target
     from fastload.trace import create_run
 
+    largest = max(level.concurrency for level in asked.levels)
+    check_ports(largest)
+    raise_descriptor_limit(largest)  # before the engine is started: it inherits the limit, and needs as many
     url = asked.url if asked.url is not None else _start_engine(held)
     target = open_target(
         url, asked.model, asked.key, asked.headers, asked.wait_ready_s, asked.endpoint, shown.notice
@@ -172,7 +176,7 @@ def _manifest(
             "headers": sorted(asked.headers),
         },
         "sampling": dict(asked.sampling) or "server default",
-        "host": host.facts(),
+        "host": host.facts(target.address.host),
         "simulated": simulated,
     }
 

@@ -103,7 +103,7 @@ def plain(summary: Mapping[str, Any], width: int = WIDTH) -> str:
     if summary["simulated"]:
         lines += textwrap.wrap(SIMULATED, width)
     for columns in _layout(summary["levels"], width):
-        lines += ["", *_lines(summary["levels"], columns)]
+        lines += ["", *table_lines(summary["levels"], columns)]
     lines.append("")
     for line in footer(summary):
         lines += textwrap.wrap(line, width, subsequent_indent="    ", break_long_words=False)
@@ -190,10 +190,10 @@ def _layout(levels: Sequence[Level], width: int) -> tuple[tuple[Column, ...], ..
     """Return the columns of each table: one table if it fits the width, else two; none without levels."""
     if not levels:
         return ()
-    return ONE_TABLE if max(map(len, _lines(levels, ONE_TABLE[0])), default=0) <= width else TWO_TABLES
+    return ONE_TABLE if max(map(len, table_lines(levels, ONE_TABLE[0])), default=0) <= width else TWO_TABLES
 
 
-def _lines(levels: Sequence[Level], columns: Sequence[Column]) -> list[str]:
+def table_lines(levels: Sequence[Level], columns: Sequence[Column]) -> list[str]:
     """Return the lines of one table: two of heading, one a level; right-aligned."""
     grid = [
         [column.heading[0], column.heading[1], *(column.cell(level) for level in levels)]

@@ -4,14 +4,17 @@ Goals    the CLOCK_MONOTONIC time just before each send(), and the kernel's rece
          in a file another process can map; 300k sends a second on one core; thousands of streams in one burst a step.
 Plan     one thread, one epoll, one loop: accept, read requests, and at each step of an absolute grid send every
          running stream its next event. Payloads are formatted once a request; a step is clock, send, log.
-Warning  this is an instrument, not an engine: it answers POST with so many equal tokens and knows no model. It reads
-         only what it needs of HTTP: a content-length, and "max_tokens" in the body.
+Warning  this is an instrument, not an engine: it answers any POST to .../completions with a stream of so many equal
+         chat tokens and knows no model. It reads only what it needs of HTTP: a content-length, and
+         "max_completion_tokens" or "max_tokens" in the body. Clients look before they load: GET and HEAD of /health and
+         /v1/models are answered, anything else is 404; none of these is in the log.
 
     client ----- request ----> [kernel stamp of its last byte -> log]
            <---- event k ----- [clock -> log, then send]
 
-Log: 64 bytes of header (int64: records written, records dropped), then records of 16 bytes: int64 ns, uint32 request
-(in order of arrival), uint32 token (its number; RECEIVED for the request's last byte; ENDED for the end of the answer).
+Log: 64 bytes of header (int64: records written, records dropped, steps, steps skipped because a burst took longer), then
+records of 16 bytes: int64 ns, uint32 request (in order of arrival), uint32 token (its number; RECEIVED for the request's
+last byte; ENDED for the end of the answer).
 """
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -94,6 +97,10 @@ cdef uint64_t TAG_TIMER = (<uint64_t>1 << 62) | 3
 # the shape of vLLM's events, so that a client reads what it will read in earnest
 cdef const char *HEAD = (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
                          b"transfer-encoding: chunked\r\n\r\n")
+cdef const char *MODELS = (b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s')
+cdef const char *MODEL = (b'{"object":"list","data":[{"id":"%s","object":"model","created":1764500000,'
+                          b'"owned_by":"fastload","max_model_len":131072}]}')
+cdef const char *NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 cdef const char *ROLE = (b'data: {"id":"truth-%08u","object":"chat.completion.chunk","created":1764500000,'
                          b'"model":"%s","choices":[{"index":0,"delta":{"role":"assistant","content":""},'
                          b'"logprobs":null,"finish_reason":null}]}\n\n')
@@ -219,10 +226,12 @@ cdef class Emitter:
                 pass
             self.step(next)
             self.steps += 1
+            self.header[2] = self.steps
             next += self.step_ns
             if mono_ns() > next:
                 # a burst longer than a step: the grid moves on rather than bunch up
                 self.late_steps += 1
+                self.header[3] = self.late_steps
                 next += (mono_ns() - next) // self.step_ns * self.step_ns + self.step_ns
 
     cdef void serve_unpaced(self) noexcept nogil:
@@ -373,29 +382,51 @@ cdef class Emitter:
         self.begin(c, stamp)
 
     cdef void begin(self, Conn *c, int64_t stamp) noexcept nogil:
-        """Start answering if the whole request is there."""
-        cdef char *head_end = <char *>memmem(c.request, c.n, b"\r\n\r\n", 4)
+        """Start answering if the whole request is there; at once if it asks for no tokens."""
+        cdef char *head_end
         cdef char *at
-        cdef Py_ssize_t length = 0, whole
-        if head_end == NULL:
+        cdef Py_ssize_t length, whole
+        while not c.running:
+            head_end = <char *>memmem(c.request, c.n, b"\r\n\r\n", 4)
+            if head_end == NULL:
+                return
+            head_end[0] = 0
+            at = strcasestr(c.request, b"content-length:")
+            head_end[0] = c'\r'
+            length = strtol(at + 15, NULL, 10) if at != NULL else 0
+            whole = head_end + 4 - c.request + length
+            if c.n < whole:
+                return
+            if c.request[0] == c'P' and memmem(c.request, line_of(c.request, c.n), b"/completions ", 13) != NULL:
+                self.begin_stream(c, stamp, head_end + 4, length)
+            else:
+                self.answer_look(c)
+            memmove(c.request, c.request + whole, c.n - whole)
+            c.n -= whole
+
+    cdef void answer_look(self, Conn *c) noexcept nogil:
+        cdef char text[1024]
+        cdef char body[512]
+        cdef Py_ssize_t line = line_of(c.request, c.n)
+        cdef int n, size
+        if c.request[0] == c'P' or (memmem(c.request, line, b"/models ", 8) == NULL
+                                    and memmem(c.request, line, b"/health ", 8) == NULL):
+            send(c.fd, NOT_FOUND, strlen_c(NOT_FOUND), MSG_DONTWAIT | MSG_NOSIGNAL)
             return
-        head_end[0] = 0
-        at = strcasestr(c.request, b"content-length:")
-        if at != NULL:
-            length = strtol(at + 15, NULL, 10)
-        head_end[0] = c'\r'
-        whole = head_end + 4 - c.request + length
-        if c.n < whole or c.running:
-            return
-        at = <char *>memmem(head_end, whole - (head_end - c.request), b'"max_tokens":', 13)
-        c.tokens = <uint32_t>strtol(at + 13, NULL, 10) if at != NULL else 16
+        size = snprintf(body, sizeof(body), MODEL, self.model_at)
+        if c.request[0] != c'G':
+            body[0] = 0              # HEAD: the length, not the body
+        n = snprintf(text, sizeof(text), MODELS, size, body)
+        send(c.fd, text, n, MSG_DONTWAIT | MSG_NOSIGNAL)
+
+    cdef void begin_stream(self, Conn *c, int64_t stamp, const char *body, Py_ssize_t length) noexcept nogil:
+        c.tokens = <uint32_t>number_after(body, length, b'"max_completion_tokens":',
+                                          number_after(body, length, b'"max_tokens":', 16))
         if c.tokens < 1:
             c.tokens = 1
         c.serial = self.serial
         self.serial += 1
         self.note_at(stamp, c.serial, C_RECEIVED)
-        memmove(c.request, c.request + whole, c.n - whole)
-        c.n -= whole
         self.format(c, <int>length)
         c.token = 0
         c.sent = 0
@@ -459,6 +490,16 @@ cdef class Emitter:
 
 cdef enum:
     RECORD_BYTES_C = 16
+
+cdef Py_ssize_t line_of(const char *p, Py_ssize_t n) noexcept nogil:
+    """Bytes of the request line."""
+    cdef char *end = <char *>memmem(p, n, b"\r\n", 2)
+    return n if end == NULL else end - p
+
+cdef long number_after(const char *p, Py_ssize_t n, const char *name, long absent) noexcept nogil:
+    """The number behind `name` in `n` bytes; blanks may stand between."""
+    cdef char *at = <char *>memmem(p, n, name, strlen_c(name))
+    return absent if at == NULL else strtol(at + strlen_c(name), NULL, 10)
 
 cdef Py_ssize_t strlen_c(const char *p) noexcept nogil:
     cdef Py_ssize_t n = 0

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 
 from twin import Answer, Event
 
@@ -26,14 +27,14 @@ def slices(data: bytes, size: int) -> list[bytes]:
 
 
 def cut(data: bytes, sizes: Iterable[int]) -> list[bytes]:
-    """`data` in reads of these sizes; what remains is the last one."""
+    """`data` in reads of these sizes, over and over."""
     reads, at = [], 0
-    for size in sizes:
+    for size in cycle(sizes):
         if at >= len(data):
-            break
+            return reads
         reads.append(data[at : at + size])
         at += size
-    return reads + [data[at:]] * (at < len(data))
+    raise ValueError("no sizes")
 
 
 def run(

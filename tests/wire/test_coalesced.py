@@ -58,9 +58,8 @@ def test_the_end_of_its_own_chunk_is_no_coalescing() -> None:
 
 def test_the_next_chunk_is() -> None:
     """One byte of the next chunk's size line came later than the event, and so did the last chunk."""
-    for more in (b"3", b"36\r\n", b"36\r\nda"):
+    for more in (chunk(B)[:1], chunk(B)[:4], chunk(B)[:6]):
         rest = chunk(B)[len(more) :]
-        assert chunk(B).startswith(more)
         assert flagged(CHUNKED, chunk(A) + more, rest) == [(1, True), (2, False)]
     assert flagged(CHUNKED, chunk(A), chunk(DONE) + b"0\r\n\r\n") == [(1, False), (2, True)]
 

@@ -27,7 +27,7 @@ def compare(reads: list[bytes], save_text: bool = False) -> None:
 
 
 @settings(deadline=None, max_examples=300)
-@given(wire=streams(plain=False), sizes=cuts())
+@given(wire=streams(plain=False), sizes=cuts)
 def test_machine_equals_twin(wire: bytes, sizes: list[int]) -> None:
     compare([wire])
     compare(cut(wire, sizes))
@@ -35,7 +35,7 @@ def test_machine_equals_twin(wire: bytes, sizes: list[int]) -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(wire=streams(plain=True), sizes=cuts())
+@given(wire=streams(plain=True), sizes=cuts)
 def test_everyday_events_need_no_parser(wire: bytes, sizes: list[int]) -> None:
     compare(cut(wire, sizes))
     found = run([wire], 10**6)
@@ -43,7 +43,7 @@ def test_everyday_events_need_no_parser(wire: bytes, sizes: list[int]) -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(wire=streams(plain=False), sizes=cuts())
+@given(wire=streams(plain=False), sizes=cuts)
 def test_slicing_changes_nothing(wire: bytes, sizes: list[int]) -> None:
     whole = story(run([wire], 10**6, save_text=True))
     assert story(run(cut(wire, sizes), 10**6, save_text=True)) == whole
@@ -51,7 +51,7 @@ def test_slicing_changes_nothing(wire: bytes, sizes: list[int]) -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(wire=streams(plain=False), sizes=cuts(), text=rubbish)
+@given(wire=streams(plain=False), sizes=cuts, text=rubbish)
 def test_cut_and_disturbed_answers(wire: bytes, sizes: list[int], text: bytes) -> None:
     """Cut anywhere, and with rubbish in the middle: the same story in every slicing, and a known end."""
     middle = len(wire) // 2
@@ -66,7 +66,7 @@ def test_cut_and_disturbed_answers(wire: bytes, sizes: list[int], text: bytes) -
 
 
 @settings(deadline=None, max_examples=300)
-@given(wire=rubbish, sizes=cuts())
+@given(wire=rubbish, sizes=cuts)
 def test_rubbish(wire: bytes, sizes: list[int]) -> None:
     for head in (b"", STREAM + b"\r\n", STREAM + b"Transfer-Encoding: chunked\r\n\r\n"):
         whole = run([head + wire], save_text=True)

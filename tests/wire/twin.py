@@ -100,7 +100,7 @@ def read_answer(reads: Sequence[bytes], stamps: Sequence[int], eof_ns: int | Non
                 stamp = stamps[read]
                 flags = t.FL_COALESCED if ends[read] > message.own_end(found.end) else 0
             event = carries(payload)
-            if found.error:
+            if found.error and event.channel != t.CH_DONE:
                 event.channel = t.CH_ODD
             event.stamp = stamp
             event.flags |= flags
@@ -366,7 +366,7 @@ def carries(payload: bytes) -> Event:
         return event
     if value is None:
         return event
-    if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or value.get("error"):
+    if not isinstance(value, dict) or not isinstance(value.get("choices"), list):
         event.channel = t.CH_ODD
         return event
     usage = value.get("usage")
@@ -387,6 +387,8 @@ def carries(payload: bytes) -> Event:
             if isinstance(text, str) and text:
                 event.channel = event.channel or channel
                 event.bytes += utf8_bytes(text)
+    if value.get("error"):
+        event.channel = t.CH_ODD
     return event
 
 

@@ -1,0 +1,73 @@
+"""The examples of README.md and SCHEMA.md run as they stand there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+import fastload as package
+from fastload.cli.sweep import sweep
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SCHEMA = (Path(package.__file__).parent / "trace" / "SCHEMA.md").read_text(encoding="utf-8")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return [body for name, body in FENCE.findall(text) if name == language]
+
+
+@pytest.mark.parametrize("number", range(len(blocks(SCHEMA, "python"))))
+def test_an_example_of_the_schema_runs(number: int, sim_run: Any) -> None:
+    out = io.StringIO()
+    code = blocks(SCHEMA, "python")[number].replace("RUN", str(sim_run.path))
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, f"SCHEMA.md, example {number}", "exec"), {})
+    assert out.getvalue().strip()
+
+
+def test_the_queries_of_the_readme_run(sim_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = blocks(README, "sql")
+    monkeypatch.chdir(sim_run.path.parents[1])
+    name = re.search(r"'results/([^/*]+)/", block)
+    assert name is not None
+    answers = [
+        duckdb.sql(query).fetchall() for query in block.replace(name[1], sim_run.path.name).split(";") if query.strip()
+    ]
+    assert [row[:3] for row in answers[0]] == [(sim_run.path.name, 1, 4), (sim_run.path.name, 2, 6)] + [
+        (sim_run.path.name, 4, 12)
+    ]
+    assert len(answers[1]) == 10 * 11  # of 8 tokens, the role, the usage and [DONE]
+
+
+def test_the_readme_names_every_file_of_a_run(sim_run: Any) -> None:
+    (drawing,) = [body for body in blocks(README, "") if "manifest.json" in body]
+    for path in sim_run.path.rglob("*"):
+        if path.is_file():
+            assert path.name.replace("part-000", "part-000") in drawing, path
+    named = set(re.findall(r"[\w-]+\.(?:json|csv|log)", drawing))
+    assert {path.name for path in sim_run.path.iterdir() if path.is_file()} == named
+
+
+def test_the_columns_of_the_schema_are_those_of_the_files(sim_run: Any) -> None:
+    parts = SCHEMA.split("\n## ")
+    for kind, table in (("requests", sim_run.run.requests()), ("tokens", sim_run.run.tokens())):
+        (part,) = [part for part in parts if part.startswith(f"{kind}\n")]
+        assert re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE) == table.column_names
+
+
+def test_the_commands_of_the_readme_have_flags_that_exist() -> None:
+    known = {flag for param in sweep.params for flag in param.opts}
+    lines = [line for body in blocks(README, "") for line in body.splitlines() if line.startswith("fastload sweep")]
+    assert lines
+    for line in lines:
+        assert {word for word in shlex.split(line) if word.startswith("--")} <= known
+    assert set(re.findall(r"`(--[a-z-]+)", README)) <= known
