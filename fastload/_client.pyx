@@ -630,6 +630,7 @@ cdef class Engine:
             if code == FEED_COMPLETE:
                 self.settle(slot, C_END_COMPLETE, False)
                 return
+        stream_cut(&s.s, self.rec)
         if s.s.row[F_DONE] >= 0:
             s.s.row[F_FLAGS] |= C_RF_FRAMING_BROKEN
         s.s.row[F_ERRNO] = error
@@ -648,6 +649,7 @@ cdef class Engine:
     cdef void fail(self, int slot, int end, const char *why) noexcept nogil:
         cdef Slot *s = &self.slots[slot]
         cdef Py_ssize_t n = 0
+        stream_cut(&s.s, self.rec)
         if why != NULL:
             while why[n]:
                 n += 1

@@ -5,6 +5,11 @@
 # event of this answer everywhere but between the quotes of its text. All else is examined; what is not certain is
 # CH_ODD and kept raw.
 
+cdef const char *TEXT_KEYS[4]
+cdef Py_ssize_t TEXT_KEY_SIZES[4]
+TEXT_KEYS[:] = [b'"content"', b'"reasoning_content"', b'"reasoning"', b'"text"']
+TEXT_KEY_SIZES[:] = [9, 19, 11, 6]
+
 cdef struct Scan:
     int32_t nbytes
     int32_t tokens
@@ -47,7 +52,7 @@ cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept no
     elif at + 1 < end and at[0] == c'[' and skip_blank(at + 1, end)[0] != c']':
         out.flags |= C_FL_CHOICES
     at = value_of(p, end, b'"finish_reason"', 15)
-    if at != NULL and at[0] == c'"':
+    if at != NULL and at[0] == c'"' and at + 1 < end and at[1] != c'"':
         out.flags |= C_FL_FINISH
         out.keep = 1
     at = value_of(p, end, b'"usage"', 7)
@@ -60,16 +65,11 @@ cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept no
             or is_set(p, end, b'"token_ids"', 11) or is_set(p, end, b'"audio"', 7) or many_choices(p, end):
         odd = True
     for i in range(4):
-        if i == 0:
-            at = value_of(p, end, b'"content"', 9)
-        elif i == 1:
-            at = value_of(p, end, b'"reasoning_content"', 19)
-        elif i == 2:
-            at = value_of(p, end, b'"reasoning"', 11)
-        else:
-            at = value_of(p, end, b'"text"', 6)
+        at = value_of(p, end, TEXT_KEYS[i], TEXT_KEY_SIZES[i])
         if at == NULL:
             continue
+        if value_of(at, end, TEXT_KEYS[i], TEXT_KEY_SIZES[i]) != NULL:
+            odd = True               # twice: which of them is the text is for a parser to say
         if at[0] == c'"':
             known += 1
             value_end = string_end(at + 1, end)
@@ -92,7 +92,7 @@ cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept no
         return
     size = text_bytes(text, text_end - text)
     out.channel, out.nbytes = channel, <int32_t>size
-    if not out.flags & (C_FL_FINISH | C_FL_USAGE):
+    if out.flags == C_FL_CHOICES:
         s.shape.n = 0
         if buf_add(&s.shape, p, text - p) and buf_add(&s.shape, text_end, end - text_end):
             s.shape_prefix = text - p

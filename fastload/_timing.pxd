@@ -76,7 +76,8 @@ cdef struct Stream:                  # one exchange on one connection; reused fo
     int32_t usage_ordinal
     int64_t data_ns
     int32_t data_delay
-    uint8_t data_flags
+    uint8_t data_flags, data_more
+    const char *data_end             # behind the last data line, while its read is being fed
     int64_t body_kept
     # of the read being fed
     int64_t stamp
@@ -103,6 +104,7 @@ cdef void stream_free(Stream *s) noexcept nogil
 cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, int32_t delay, uint8_t flags,
               Py_ssize_t *used) noexcept nogil
 cdef int feed_eof(Stream *s, Rec *rec, int64_t stamp) noexcept nogil
+cdef void stream_cut(Stream *s, Rec *rec) noexcept nogil
 cdef void stream_end(Stream *s, Rec *rec) noexcept nogil
 cdef Py_ssize_t rec_event(Rec *rec, int64_t stamp, int64_t request, int32_t delay, int32_t nbytes, int32_t tokens,
                           uint8_t channel, uint8_t flags) noexcept nogil

@@ -1,5 +1,6 @@
-from typing_extensions import Buffer
 from typing import NamedTuple
+
+from typing_extensions import Buffer
 
 BLOCKS: int
 EVENTS: int

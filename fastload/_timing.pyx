@@ -258,7 +258,8 @@ cdef enum BlockState:
 
 cdef enum:
     HEADER_BYTES = 64                # int64: state, level, events, rows, blob bytes, sequence
-    READ_EVENTS = 16384              # most events one read of 128 KB can hold, with room: the shortest is 8 bytes
+    READ_EVENTS = 16384 + 8          # most events one read of 128 KB can end: the shortest is 8 bytes, and two may
+                                     # wait for it, one more end with the message
     READ_BLOB = (64 << 20) + (1 << 19)   # the largest event, and the rest of its read
 
 # 16 blocks are 4 s of the fastest stream a core can read, should the other process be held up that long. The arena is
@@ -426,15 +427,22 @@ cdef class Recorder:
         self.rec.save_text = on
 
 
+cdef int check_index(Py_ssize_t size, Py_ssize_t index, Py_ssize_t block) except -1:
+    if index < 0 or (index + 1) * block > size:
+        raise IndexError(f"index={index}: the memory holds {size // block} blocks")
+    return 0
+
+
 def read_block(memory, int index, Py_ssize_t events=EVENTS, Py_ssize_t rows=ROWS, Py_ssize_t arena=ARENA):
     """The sealed block `index` of a Recorder's memory, copied; None when it is not sealed.
 
-    The capacities must be those the Recorder was made with.
+    The capacities must be those the Recorder was made with. IndexError when the memory has no such block.
     """
     cdef char[::1] view = memory
     cdef Rec r
     cdef Py_ssize_t at = index * block_bytes(events, rows, arena), n, i = 0
     cdef int32_t *head
+    check_index(view.shape[0], index, block_bytes(events, rows, arena))
     memset(&r, 0, sizeof(Rec))
     r.cap_events, r.cap_rows, r.cap_blob = events, rows, arena
     map_block(&r, &view[at])
@@ -454,8 +462,9 @@ def read_block(memory, int index, Py_ssize_t events=EVENTS, Py_ssize_t rows=ROWS
 
 
 def release_block(memory, int index, Py_ssize_t events=EVENTS, Py_ssize_t rows=ROWS, Py_ssize_t arena=ARENA):
-    """Give a block that was read back to the Recorder."""
+    """Give a block that was read back to the Recorder. IndexError when the memory has no such block."""
     cdef char[::1] view = memory
+    check_index(view.shape[0], index, block_bytes(events, rows, arena))
     fl_store(<int64_t *>&view[index * block_bytes(events, rows, arena)], BLOCK_FREE)
 
 

@@ -45,6 +45,8 @@ cdef void stream_begin(Stream *s, Rec *rec, int64_t request) noexcept nogil:
     s.http = HEAD
     s.chunk_seen_digit = s.sse = s.bom = s.after_cr = s.has_data = s.event_error = s.first_choices = 0
     s.remain = s.body_kept = 0
+    s.data_more = 0
+    s.data_end = NULL
     s.digits = 0
     s.head.n = s.line.n = s.data.n = s.usage.n = s.shape.n = 0
     s.read_event = -1
@@ -78,7 +80,7 @@ cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, i
     s.delay = delay
     s.stamp_flags = flags
     s.read_event = -1
-    s.read_event_end = NULL
+    s.read_event_end = s.data_end = NULL
     if s.row[F_FIRST_BYTE] < 0 and n > 0:
         s.row[F_FIRST_BYTE] = stamp
     while p < end and code == FEED_MORE:
@@ -146,15 +148,23 @@ cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, i
             code = body(s, rec, p, end - p)
             p = end
         else:
-            break
+            code = FEED_COMPLETE if s.http == COMPLETE else FEED_MALFORMED
     used[0] = p - start
     s.row[F_RESPONSE_BYTES] += p - start
-    if s.read_event >= 0:
-        # the CRLF that ends the event's own chunk travels with it; anything more came later
-        take = end - s.read_event_end
-        if take > (2 if s.row[F_FRAMING] == 1 else 0):
-            flag_coalesced(s, rec)
+    if s.read_event >= 0 and followed(s, s.read_event_end, end):
+        flag_coalesced(s, rec)
+    if s.has_data and s.data_end != NULL:
+        s.data_more = followed(s, s.data_end, end)
     return code
+
+cdef bint followed(const Stream *s, const char *p, const char *end) noexcept nogil:
+    # the CRLF that ends the event's own chunk travels with it; anything more came later
+    if s.row[F_FRAMING] == 1:
+        if p < end and p[0] == c'\r':
+            p += 1
+        if p < end and p[0] == c'\n':
+            p += 1
+    return p < end
 
 cdef void flag_coalesced(Stream *s, Rec *rec) noexcept nogil:
     if not rec.flags[s.read_event] & C_FL_COALESCED:
@@ -194,11 +204,18 @@ cdef int feed_eof(Stream *s, Rec *rec, int64_t stamp) noexcept nogil:
     s.delay = -1
     s.stamp_flags = C_FL_READ
     s.read_event = -1
+    s.data_end = NULL
+    if s.http == COMPLETE:
+        return FEED_COMPLETE
     if s.http == UNTIL_CLOSE:
         return message_end(s, rec)
-    if s.sse == 1:
-        sse_end(s, rec)
+    stream_cut(s, rec)
     return FEED_MALFORMED
+
+cdef void stream_cut(Stream *s, Rec *rec) noexcept nogil:
+    """The exchange ends here, message complete or not: an event whose data is all there counts."""
+    if s.sse == 1 and s.http != COMPLETE:
+        sse_end(s, rec)
 
 
 # ---------------------------------------------------------------- head
@@ -235,19 +252,22 @@ cdef int head_done(Stream *s, Rec *rec) noexcept nogil:
     cdef char *colon
     cdef Py_ssize_t size
     cdef int64_t length = -1, parsed
-    cdef bint chunked = False, other_coding = False, close, keep = False, plain = False
+    cdef bint chunked = False, other_coding = False, old, close = False, keep = False
+    cdef bint plain = False
     # "HTTP/1.x NNN"
     if s.head.n < 12 or memcmp(p, b"HTTP/1.", 7) != 0 or p[8] != c' ':
         return broken(s, b"the answer is not HTTP/1.x", FEED_MALFORMED)
     s.row[F_STATUS] = digits3(p + 9)
-    if s.row[F_STATUS] < 100:
+    if s.row[F_STATUS] < 100 or c'0' <= p[12] <= c'9':
         return broken(s, b"the status line has no three-digit status", FEED_MALFORMED)
-    close = p[7] == c'0'
+    old = p[7] == c'0'
     p = <char *>memchr(p, c'\n', end - p) + 1
     while p < end:
         nl = <char *>memchr(p, c'\n', end - p)
         colon = <char *>memchr(p, c':', nl - p)
         if colon != NULL:
+            if colon > p and ((colon - 1)[0] == c' ' or (colon - 1)[0] == c'\t'):
+                return broken(s, b"a header name with a blank before its colon", FEED_MALFORMED)
             value = colon + 1
             size = nl - value
             while size and (value[0] == c' ' or value[0] == c'\t'):
@@ -290,7 +310,7 @@ cdef int head_done(Stream *s, Rec *rec) noexcept nogil:
         s.row[F_FLAGS] |= C_RF_SSE
     if chunked and length >= 0:
         return broken(s, b"both a content-length and chunks", FEED_MALFORMED)
-    if (not close or keep) and (chunked or length >= 0 or s.row[F_STATUS] == 204 or s.row[F_STATUS] == 304):
+    if not close and (keep or not old) and (chunked or length >= 0 or s.row[F_STATUS] == 204 or s.row[F_STATUS] == 304):
         s.row[F_FLAGS] |= C_RF_KEEPALIVE
     if s.row[F_STATUS] == 204 or s.row[F_STATUS] == 304:
         return message_end(s, rec)
@@ -377,8 +397,6 @@ cdef int sse_feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n) noexcept nog
             s.after_cr = 0
             if p[0] == c'\n':
                 p += 1
-                if s.read_event >= 0 and s.read_event_end == p - 1:
-                    s.read_event_end = p
                 continue
         nl = <const char *>memchr(p, c'\n', end - p)
         cr = <const char *>memchr(p, c'\r', (nl if nl != NULL else end) - p)
@@ -416,7 +434,7 @@ cdef int sse_line(Stream *s, Rec *rec, const char *p, Py_ssize_t n, const char *
     if n == 0:
         if s.has_data:
             dispatch_kept(s, rec, following)
-        elif s.read_event >= 0:
+        elif s.read_event >= 0 and s.read_event_end == p:
             s.read_event_end = following
         s.event_error = 0
         return FEED_MORE
@@ -432,7 +450,7 @@ cdef int sse_line(Stream *s, Rec *rec, const char *p, Py_ssize_t n, const char *
             # `}` and then `{` or `[` is nowhere inside one JSON text: a server that leaves out the blank line
             last = s.data.p[s.data.n - 1] if s.data.n else 0
             if n and ((last == c'}' and (p[0] == c'{' or p[0] == c'[')) or (last == c']' and p[0] == c'{')):
-                dispatch_kept(s, rec, following)
+                dispatch_kept(s, rec, NULL)
         if not s.has_data and whole:
             dispatch(s, rec, p, n, s.stamp, s.delay, s.stamp_flags, following)
             return FEED_MORE
@@ -447,13 +465,23 @@ cdef int sse_line(Stream *s, Rec *rec, const char *p, Py_ssize_t n, const char *
         s.data_ns = s.stamp
         s.data_delay = s.delay
         s.data_flags = s.stamp_flags
-    elif p[0] == c'e' and n >= 11 and memcmp(p, b"event:", 6) == 0:
-        s.event_error = memcmp(p + n - 5, b"error", 5) == 0 and n <= 12
+        s.data_end = following
+        s.data_more = 0
+    elif p[0] == c'e' and n >= 6 and memcmp(p, b"event:", 6) == 0:
+        s.event_error = (n == 11 or (n == 12 and p[6] == c' ')) and memcmp(p + n - 5, b"error", 5) == 0
     return FEED_MORE                 # comments, id, retry and unknown fields say nothing about tokens
 
 cdef void dispatch_kept(Stream *s, Rec *rec, const char *following) noexcept nogil:
+    # `following`: behind the event's blank line; NULL where it has none and ends with its data
+    cdef uint8_t flags = s.data_flags
+    if s.data_end == NULL:           # the data, and so the stamp, came with an earlier read
+        if following == NULL and s.data_more:
+            flags |= C_FL_COALESCED
+        following = NULL
+    elif following == NULL:
+        following = s.data_end
     s.has_data = 0
-    dispatch(s, rec, s.data.p, s.data.n, s.data_ns, s.data_delay, s.data_flags, following)
+    dispatch(s, rec, s.data.p, s.data.n, s.data_ns, s.data_delay, flags, following)
     s.data.n = 0
 
 cdef int sse_end(Stream *s, Rec *rec) noexcept nogil:
@@ -466,12 +494,18 @@ cdef int sse_end(Stream *s, Rec *rec) noexcept nogil:
         dispatch_kept(s, rec, NULL)
     return code
 
+cdef bint is_blank(char c) noexcept nogil:
+    return c == c' ' or c == c'\t' or c == c'\n'
+
 cdef void dispatch(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, int32_t delay, uint8_t flags,
                    const char *following) noexcept nogil:
     cdef Scan found
     cdef int32_t ordinal = <int32_t>s.row[F_EVENTS]
     cdef Py_ssize_t here
-    while n and (p[n - 1] == c' ' or p[n - 1] == c'\t'):
+    while n and is_blank(p[n - 1]):
+        n -= 1
+    while n and is_blank(p[0]):
+        p += 1
         n -= 1
     if n == 0:
         return                       # relays keep a line warm with empty data
@@ -512,8 +546,10 @@ cdef void dispatch(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t sta
     s.row[F_EVENTS] += 1
     if flags & C_FL_CLAMPED:
         s.row[F_CLAMPED] += 1
+    if flags & C_FL_COALESCED:
+        s.row[F_COALESCED] += 1
     # an event whose data ended in an earlier read shares nothing with this one
-    if stamp == s.stamp and following != NULL:
+    if following != NULL:
         s.read_event = here
         s.read_event_end = following
     else:

@@ -226,8 +226,8 @@ def shortcomings(level: Figures, name: str) -> list[str]:
     wait, itl_ms = level["wait_us_per_wake"], level["true_itl_ms"]
     if wait is not None and itl_ms and wait / 1e3 / itl_ms >= WAIT_LIMIT:
         found.append(
-            f"the measuring process waited {wait:.0f} us for its core at each wake-up, "
-            f"{_percent(wait / 1e3 / itl_ms)} of an ITL: something else runs there"
+            f"waited {wait:.0f} us for its core at each wake-up, {_percent(wait / 1e3 / itl_ms)} of an ITL: "
+            "something else runs there"
         )
     return found
 
@@ -271,7 +271,7 @@ def _of_the_log(log: np.ndarray[Any, Any], osl: int) -> Iterator[str]:
         missing = sorted(set(range(osl)) - set(tokens))
         if missing:
             yield f"{name}: token {_some(missing)} missing"
-        if doubled := sorted({one for one in tokens if tokens.count(one) > 1} if len(set(tokens)) < len(tokens) else ()):
+        if doubled := _doubled(tokens):
             yield f"{name}: token {_some(doubled)} more than once"
         if beyond := sorted(one for one in set(tokens) if one >= osl):
             yield f"{name}: token {_some(beyond)} beyond the {osl} asked for"
@@ -290,8 +290,10 @@ def _of_the_rows(
     serials = _serials(requests)
     logged = set(np.unique(log["request"]).tolist())
     told = [int(one) for one in serials if one >= 0]
-    if len(told) != len(set(told)):
-        yield f"rows: answers {_some(sorted({one for one in told if told.count(one) > 1}))} in more than one row"
+    if doubled := _doubled(told):
+        yield f"rows: answers {_some(doubled)} in more than one row"
+    if doubled := _doubled(requests["request"].to_pylist()):
+        yield f"rows: requests {_some(doubled)} in more than one row"
     if lost := sorted(logged - set(told)):
         yield f"rows: requests {_some(lost)} of the log have no row"
     names = ("request", "status", "error", "text_events", "completion_tokens", "prompt_tokens", "finish_reason")
@@ -357,9 +359,11 @@ class _Joined:
 
 
 def _join(requests: pa.Table, found: Arrivals, log: np.ndarray[Any, Any]) -> _Joined:
-    """Find each arrival's record in the log: by the answer's id, and its place in the answer."""
+    """Find each arrival's record in the log: by the answer's id, and its place in the answer.
+
+    `requests` come in the order of their number.
+    """
     ids, serials = rows.ints(requests, "request"), _serials(requests)
-    assert (np.diff(ids) > 0).all(), "rows of a level come in the order of their number"
     at = np.minimum(np.searchsorted(ids, found.request), max(len(ids) - 1, 0))
     own = np.where(ids[at] == found.request, serials[at], -1) if len(ids) else np.full(len(found.request), -1)
     tokens = log[log["token"] < ENDED]
@@ -448,6 +452,12 @@ def _milli(us: float | None) -> float | None:
 
 def _percent(share: float | None) -> str:
     return "an unknown share" if share is None else f"{100 * share:.2g} %" if abs(share) < 0.995 else f"{share:.0%}"
+
+
+def _doubled(numbers: Sequence[int]) -> list[int]:
+    """Return those that are there more than once, in order."""
+    found, counts = np.unique(np.array(numbers, np.int64), return_counts=True)
+    return [int(one) for one in found[counts > 1]]
 
 
 def _some(numbers: Sequence[int]) -> str:

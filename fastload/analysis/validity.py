@@ -22,12 +22,13 @@ UNUSABLE_STAMPS_LIMIT = 0.01  # of the successful rows
 
 
 def verdict(
-    levels: Sequence[LevelFigures], status: str = "complete", calibration: Mapping[str, float] | None = None
+    levels: Sequence[LevelFigures], status: str = "complete", calibration: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Judge a run: {"status": valid | suspect | invalid, "reasons": [sentences], "notes": [sentences]}.
 
-    `status` is the manifest's. `calibration` gives the stamp's error in us by stamp source ("kernel", "read")
-    as measured on this host; None if it never was: then nothing is assumed, and a note says so.
+    `status` is the manifest's, `calibration` too: the error of this host's stamps as `fastload calibrate` found it,
+    {"levels": [{"concurrency": c, "kernel": P99 in us | None, "read": ..}, ..], "negligible": {"kernel": c, ..}}. None
+    if it never was measured: then nothing is assumed, and a note says so.
     """
     broken = [f"c={level['level']}: {text}" for level in levels for text in _broken(level)]
     if not any(level["measured"] for level in levels):
@@ -80,7 +81,7 @@ def _broken(level: LevelFigures) -> list[str]:
     return found
 
 
-def _doubts(level: LevelFigures, calibration: Mapping[str, float]) -> list[str]:
+def _doubts(level: LevelFigures, calibration: Mapping[str, Any]) -> list[str]:
     """Return the named causes that make the level's figures doubtful."""
     found: list[str] = []
     ttft_us, itl_us = _us(level["ttft_ms"]["mean"]), _us(level["itl_ms"]["mean"])
@@ -117,18 +118,49 @@ def _doubts(level: LevelFigures, calibration: Mapping[str, float]) -> list[str]:
     return found
 
 
-def stamp_error_us(level: LevelFigures, calibration: Mapping[str, float]) -> float:
-    """Return the mean error of the level's stamps in us, as far as it is known.
+def stamp_error_us(level: LevelFigures, calibration: Mapping[str, Any]) -> float:
+    """Return the error of the level's stamps in us, as far as it is known.
 
-    The calibrated error of the stamp used, plus what its events say: a coalesced stamp is late by less than
+    The calibrated error of the stamp used (its P99), plus what its events say: a coalesced stamp is late by less than
     the client was (the delay's P99 stands for it), a clamped one may be off by a whole ITL.
     """
-    known = calibration.get(str(level["stamp_source"]), 0.0)
+    found = _calibrated(level, calibration)
+    known = found[0] if found else 0.0
     late = (level["coalesced_share"] or 0.0) * (level["client_delay_us"]["p99"] or 0.0)
     return known + late + (level["clamped_share"] or 0.0) * _us(level["itl_ms"]["mean"])
 
 
-def _notes(levels: Sequence[LevelFigures], status: str, calibration: Mapping[str, float] | None) -> list[str]:
+def _calibrated(level: LevelFigures, calibration: Mapping[str, Any]) -> tuple[float, int] | None:
+    """Return the P99 error in us of the level's stamps, and the calibrated level it is from.
+
+    That is the nearest one at or above the level; beyond the highest, the highest. None where there is none.
+    """
+    source = str(level["stamp_source"])
+    known = sorted((each["concurrency"], each[source]) for each in calibration.get("levels", ()) if each.get(source))
+    if not known:
+        return None
+    at, error_us = next((pair for pair in known if pair[0] >= level["level"]), known[-1])
+    return float(error_us), int(at)
+
+
+def _calibration_note(levels: Sequence[LevelFigures], calibration: Mapping[str, Any] | None) -> str:
+    """Say what is known of the stamps' error on this host, at the worst level of the run."""
+    sources = sorted({str(level["stamp_source"]) for level in levels})
+    found = [pair for level in levels if (pair := _calibrated(level, calibration or {}))]
+    if not found or calibration is None:
+        return f"stamps: {', '.join(sources)} (stamp error not calibrated on this host)"
+    error_us, at = max(found)
+    limits = [(calibration.get("negligible") or {}).get(source) for source in sources]
+    upto = "at no level" if None in limits else f"up to c={min(limits)}"
+    highest = max(level["level"] for level in levels)
+    beyond = f"; c={highest} is beyond what was calibrated" if highest > max(each[1] for each in found) else ""
+    return (
+        f"stamps: {', '.join(sources)} (calibrated on this host: stamp error P99 {error_us:.3g} us at c={at};"
+        f" calibrate: client negligible {upto}, against a simulated server on loopback{beyond})"
+    )
+
+
+def _notes(levels: Sequence[LevelFigures], status: str, calibration: Mapping[str, Any] | None) -> list[str]:
     """Return one line on each thing the reader should know in any case; of levels, the worst is named."""
     notes: list[str] = []
     if status != "complete":
@@ -142,9 +174,7 @@ def _notes(levels: Sequence[LevelFigures], status: str, calibration: Mapping[str
     if not some:
         return notes
 
-    sources = sorted({str(level["stamp_source"]) for level in some})
-    told = "calibrated on this host" if calibration else "stamp error not calibrated on this host"
-    notes.append(f"stamps: {', '.join(sources)} ({told})")
+    notes.append(_calibration_note(some, calibration))
     for line in (
         _delay_note,
         _turnaround_note,

@@ -8,51 +8,29 @@ result is kept for this host, and later runs carry it in their manifest and verd
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
-import resource
 import signal
-import socket
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
 from fastload import __version__
 from fastload.cli import display, inputs, signals
-from fastload.errors import PlanError, TargetError
+from fastload.errors import PlanError, TraceError
 
 if TYPE_CHECKING:
-    from fastload import _timing
-    from fastload.analysis.calibration import Spent
-    from fastload.load.supervisor import LevelFacts, Stop
-    from fastload.load.target import Target
-    from fastload.plan import Level, Plan
-    from fastload.trace import RunWriter
+    from fastload.cli.groundtruth import Bench
 
 TARGET = "against fastload's own ground-truth server, simulated, over loopback"
 DEFAULT_LEVELS = "1,2,4,8,16,32,64,256,1024"
 LARGEST_LEVEL = 4096  # what the server's listen queue takes at once
 # Lockstep steps that leave an engine's burst room: one send takes about 3 us, one event about as much again.
 STEPS_MS = ((4096, 50.0), (1024, 30.0), (0, 20.0))
-ROUNDS = 4
-BIG_ROUNDS = 3  # from 1024 on
-FEWEST_REQUESTS = 12
-PROMPT_TOKENS = 32
-SATURATE = (64, 2048, 3)  # concurrency, tokens an answer, rounds, without pace
-LADDER_CONCURRENCY = 1024
-LADDER_MS = (30.0, 20.0, 15.0, 10.0, 7.5, 5.0)
-LADDER_ROUNDS = 2
-PACE_LIMIT = 0.02  # how far the server's own pace may be off before it is the server that is measured
-SETTLE_S = 1.0  # how long the log may lag behind the client: the end is noted after its send
 SCHEMA = 1
 EXIT_FAILED = 1
 
@@ -68,10 +46,11 @@ EXIT_FAILED = 1
 @click.option(
     "--rounds",
     **inputs.whole(1, 10_000),
-    help=f"Requests of a level, in multiples of it.  [default: {ROUNDS}, {BIG_ROUNDS} from 1024 on, "
-    f"at least {FEWEST_REQUESTS} requests]",
+    help="Requests of a level, in multiples of it.  [default: 4, 3 from 1024 on, at least 12 requests]",
 )
-@click.option("--stamp", default="kernel", show_default=True, metavar="kernel|read", help="read: as without kernel stamps.")
+@click.option(
+    "--stamp", default="kernel", show_default=True, metavar="kernel|read", help="read: as where there are no others."
+)
 @click.option("--cpu", **inputs.whole(0), help="CPU of the measuring process.  [default: the last one]")
 @click.option("--server-cpu", **inputs.whole(0), help="CPU of the server.  [default: the first one]")
 @click.option("--selftest", is_flag=True, help="Check every count and the order too; exit 1 on any difference.")
@@ -99,6 +78,7 @@ def calibrate(
     and each token's stamp is compared with the time the server sent it. Takes about two minutes.
     The result is kept for this host and stands in later runs.
     """
+    from fastload.cli import groundtruth
     from fastload.load import host as limits
     from fastload.plan import parse_levels
 
@@ -109,21 +89,20 @@ def calibrate(
         raise PlanError(f"--stamp {stamp!r}: give kernel or read")
     if output is not None:
         inputs.writable("--output", Path(output).absolute().parent)
+        if Path(output).is_dir():
+            raise PlanError(f"--output {output!r}: is a directory; name a file")
     bench = _bench(cpu, server_cpu, stamp, selftest)
-    limits.raise_descriptor_limit(max(*concurrencies, LADDER_CONCURRENCY if saturate else 1))
+    limits.raise_descriptor_limit(max(*concurrencies, groundtruth.LADDER_CONCURRENCY if saturate else 1))
 
     with signals.installed() as brake, contextlib.ExitStack() as held:
         bench.shown = display.choose(quiet, simulated=True)
         held.callback(bench.shown.close)
         held.enter_context(_away_from(bench.cpu))
-        from fastload.load.supervisor import Stop
-
-        bench.stop = Stop()
         brake.ask = bench.stop.request
         measured: list[dict[str, Any]] = []
         for step, together in _by_step(concurrencies, step_ms):
-            measured += bench.measure(step, _planned(together, rounds), osl)
-        saturated = _saturate(bench) if saturate else None
+            measured += bench.measure(step, groundtruth.planned_levels(together, rounds), osl)
+        saturated = groundtruth.saturate(bench) if saturate else None
     if brake.signum is not None:
         click.echo(f"fastload: stopped by {signal.Signals(brake.signum).name}; nothing is kept", err=True)
         return 128 + brake.signum
@@ -144,6 +123,7 @@ def _by_step(concurrencies: Sequence[int], step_ms: float | None) -> Iterator[tu
 
 def _bench(cpu: int | None, server_cpu: int | None, stamp: str, selftest: bool) -> Bench:
     """Return where things run: the client on the last CPU we may use, the server on the first."""
+    from fastload.cli.groundtruth import Bench
     from fastload.load.supervisor import Stop
 
     allowed = sorted(os.sched_getaffinity(0))
@@ -255,7 +235,6 @@ def place() -> Path:
 
 def keep_for_host(result: Mapping[str, Any]) -> Path:
     """Put the result into the file as this host's, in one step; other hosts' stay. TraceError if the disk fails."""
-    from fastload.errors import TraceError
     from fastload.trace.writer import write_json
 
     path = place()

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fastload.plan import Level
 
 SIM_PROFILES = ("sim:lockstep",)
-LATER_ENDPOINTS = ("responses", "messages")
 DEFAULT_LEVELS = "1,2,4,8,16,32,64"
 LARGEST_SEED = 2**63 - 1
 # Body fields that fastload decides: another value from --extra-body would measure something else than asked.
@@ -30,10 +29,12 @@ OWN_FIELDS = {
     "model": "use --model",
     "messages": "the plan writes the prompts",
     "prompt": "the plan writes the prompts",
+    "input": "the plan writes the prompts",
     "stream": "every request streams",
     "stream_options": "usage is always asked for",
     "max_tokens": "use --osl",
     "max_completion_tokens": "use --osl",
+    "max_output_tokens": "use --osl",
     "ignore_eos": "use --ignore-eos",
 }
 SAMPLING_FIELDS = (
@@ -67,7 +68,13 @@ options = flags.together(
             metavar="NAME",
             help="The model to ask for. One that is served alone is chosen by itself.",
         ),
-        click.option("--endpoint", default="chat", show_default=True, metavar="chat|completions"),
+        click.option(
+            "--endpoint",
+            default="chat",
+            show_default=True,
+            metavar="NAME",
+            help="The API that is asked: OpenAI's chat, completions or responses, or Anthropic's messages.",
+        ),
         flags.access,
         click.option(
             "--wait-ready",
@@ -284,8 +291,6 @@ def _endpoint(endpoint: str) -> str:
     from fastload.plan import ENDPOINTS
 
     right = f"give {' or '.join(ENDPOINTS)}"
-    if endpoint in LATER_ENDPOINTS:
-        raise PlanError(f"--endpoint {endpoint}: not supported yet; {right}")
     if endpoint not in ENDPOINTS:
         raise PlanError(f"--endpoint {endpoint!r}: not known; {right}")
     return endpoint

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastload import __version__
-from fastload.cli import display, flags, host, inputs, order, signals
+from fastload.cli import calibrate, display, flags, host, inputs, order, signals
 from fastload.errors import TargetError, TraceError
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def _run(
     writer = create_run(
         asked.output,
         inputs.run_name(asked.name, target.model),
-        _manifest(asked, command, target, planned, simulated=shown.simulated),
+        _manifest(asked, command, target, planned, simulated=shown.simulated)
+        | {"calibration": calibrate.known(shown.notice)},
         save_text=asked.load["save_text"],
     )
     log = display.Narrator(writer.log)

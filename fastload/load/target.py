@@ -14,6 +14,7 @@ import httpx
 
 from fastload import _timing
 from fastload.errors import PlanError, TargetError
+from fastload.load.redirects import shown_location
 from fastload.load.secrets import Secret
 from fastload.load.target_address import Address, NotYetError, Place, parse_url, reach
 from fastload.load.target_client import FACT_TIMEOUT_S, ask, client_for, denied, read_json, said
@@ -56,12 +57,12 @@ class Target:
         return self.path_prefix.removesuffix("/v1")
 
     def request_path(self, endpoint: str) -> str:
-        """Path of an endpoint: `/v1/chat/completions` for "chat", `/v1/completions` for "completions"."""
+        """Path of an endpoint: `/v1/chat/completions` for "chat", `/v1/` and its name for the others."""
         return _request_path(self.path_prefix, endpoint)
 
 
 def _request_path(prefix: str, endpoint: str) -> str:
-    return f"{prefix}/{'chat/completions' if endpoint == 'chat' else 'completions'}"
+    return f"{prefix}/{'chat/completions' if endpoint == 'chat' else endpoint}"
 
 
 def open_target(
@@ -85,7 +86,7 @@ def open_target(
         return _wait_for(place, model, key, headers, wait_ready_s, endpoint, notice)
     try:
         address, reach_ms = reach(place)
-        with client_for(address, place.netloc, key, headers) as client:
+        with client_for(address, place.netloc, key, headers, endpoint) as client:
             listed = _listed(client, place, key)
             return _target(client, place, address, reach_ms, _chosen(place, model, listed), listed)
     except NotYetError as error:
@@ -113,7 +114,7 @@ def _wait_for(
     deadline = _Deadline(place, wait_s, notice)
     notice(f"waiting up to {wait_s:g} s for {place.url}")
     address, reach_ms = deadline.until(lambda: reach(place, deadline.connect_timeout_s()))
-    with client_for(address, place.netloc, key, headers) as client:
+    with client_for(address, place.netloc, key, headers, endpoint) as client:
         deadline.until(lambda: _healthy(client, place))
         notice(f"{place.url} is up; waiting for its model list")
         listed = deadline.until(lambda: _listed_with(client, place, key, model, deadline))
@@ -163,7 +164,7 @@ def _listed(client: httpx.Client, place: Place, key: Secret | None) -> list[dict
     if status == 404:
         raise TargetError(f"{place.url}: has no {place.root}/v1/models (HTTP 404); {hint}")
     if 300 <= status < 400:
-        where = response.headers.get("location", "another place")
+        where = shown_location(response.headers.get("location", "another place"))
         raise TargetError(f"{place.url}: redirects to {where}; give that server's root as --url")
     if status != 200:
         why = f": {said(response)}" if said(response) else ""

@@ -12,15 +12,28 @@ from fastload.load.target_address import Address, NotYetError
 LOOK_TIMEOUT_S = 10.0  # for lists and health
 FACT_TIMEOUT_S = 2.0  # for what is nice to know
 ANSWER_TIMEOUT_S = 120.0  # for a completion: a cold engine compiles
+ANTHROPIC_VERSION = "2023-06-01"  # of the messages API; servers that do not speak it ignore the header
+
+
+def api_headers(endpoint: str, key: Secret | None) -> dict[str, str]:
+    """The headers an endpoint wants from its client: the key, and for Anthropic's API the key again and a version.
+
+    The key goes in both ways to /v1/messages: Anthropic and most gateways read x-api-key, vLLM only Authorization.
+    """
+    headers = {} if key is None else {"Authorization": key.bearer()}
+    if endpoint == "messages":
+        headers["anthropic-version"] = ANTHROPIC_VERSION
+        if key is not None:
+            headers["x-api-key"] = key.reveal()
+    return headers
 
 
 def client_for(
-    address: Address, host_header: str, key: Secret | None, headers: Mapping[str, str]
+    address: Address, host_header: str, key: Secret | None, headers: Mapping[str, str], endpoint: str = "chat"
 ) -> httpx.Client:
     """A client tied to the chosen address; the environment's proxies are ignored. Close it after use."""
     sent = httpx.Headers({"Host": host_header, "Accept-Encoding": "identity"})
-    if key is not None:
-        sent["Authorization"] = key.bearer()
+    sent.update(api_headers(endpoint, key))
     sent.update(headers)
     return httpx.Client(
         base_url=address.base_url,
@@ -67,17 +80,30 @@ def read_json(response: httpx.Response) -> Any:
 
 def said(response: httpx.Response) -> str:
     """What the server says is wrong, in one line: OpenAI's error object, a string, or FastAPI's `detail`."""
-    body = read_json(response)
-    message: object = None
-    if isinstance(body, dict):
-        message = body.get("error", body.get("detail", body.get("message")))
-        if isinstance(message, dict):
-            message = message.get("message")
-    if not isinstance(message, str):
+    message = _message(read_json(response))
+    if message is None:
         kind = response.headers.get("content-type", "").partition(";")[0]
         message = response.text if kind == "text/plain" else ""
     line = " ".join(message.split())
     return line if len(line) <= 200 else line[:197] + "..."
+
+
+def _message(body: object) -> str | None:
+    """The sentence in an error of any form; None where there is none."""
+    if isinstance(body, str):
+        return body
+    if isinstance(body, list):
+        said = [message for each in body[:5] if (message := _message(each)) is not None]
+        return "; ".join(said) or None
+    if not isinstance(body, dict):
+        return None
+    for key in ("error", "detail", "message", "msg"):
+        message = _message(body.get(key)) if body.get(key) else None
+        if message is not None:
+            where = body.get("loc", body.get("param"))
+            where = ".".join(map(str, where)) if isinstance(where, list) else where
+            return f"{where}: {message}" if isinstance(where, str) and where and where not in message else message
+    return None
 
 
 def denied(status: int, url: str, key: Secret | None) -> str:

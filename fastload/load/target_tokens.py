@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from fastload.errors import TargetError
+from fastload.load.redirects import shown_location
 from fastload.load.secrets import Secret
 from fastload.load.target_address import NotYetError
 from fastload.load.target_client import (
@@ -20,6 +21,7 @@ from fastload.load.target_client import (
     read_json,
     said,
 )
+from fastload.plan import ENDPOINTS, question
 
 if TYPE_CHECKING:
     from fastload.load.target import Target
@@ -41,28 +43,28 @@ def token_counter(
     the server refuses or is gone.
     """
     if target.tokenizer is not None:
-        with client_for(target.address, target.host_header, key, headers) as client:
+        with client_for(target.address, target.host_header, key, headers, endpoint) as client:
             truth = _by_generating(client, target, endpoint, key, _TRIAL_TEXT)
             for form in _forms(target, endpoint):
                 told = form(client, _TRIAL_TEXT)
                 if told is not None and truth in (None, told):
-                    return _counter(target, key, headers, form), True
+                    return _counter(target, endpoint, key, headers, form), True
 
     def generate(client: httpx.Client, text: str) -> int | None:
         return _by_generating(client, target, endpoint, key, text)
 
-    return _counter(target, key, headers, generate), False
+    return _counter(target, endpoint, key, headers, generate), False
 
 
 _One = Callable[[httpx.Client, str], int | None]
 
 
-def _counter(target: Target, key: Secret | None, headers: Mapping[str, str], one: _One) -> Count:
+def _counter(target: Target, endpoint: str, key: Secret | None, headers: Mapping[str, str], one: _One) -> Count:
     """Many texts over a few kept connections; nothing stays open between calls."""
 
     def count(texts: Sequence[str]) -> list[int | None]:
         with (
-            client_for(target.address, target.host_header, key, headers) as client,
+            client_for(target.address, target.host_header, key, headers, endpoint) as client,
             ThreadPoolExecutor(min(THREADS, max(1, len(texts)))) as pool,
         ):
             return list(pool.map(lambda text: one(client, text), texts))
@@ -83,7 +85,7 @@ def _forms(target: Target, endpoint: str) -> list[_One]:
 
 def _vllm(client: httpx.Client, target: Target, endpoint: str, text: str) -> int | None:
     body: dict[str, object] = {"model": target.model}
-    if endpoint == "chat":
+    if endpoint != "completions":  # the others go through the chat template too
         body |= {"messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
     else:
         body["prompt"] = text
@@ -93,7 +95,7 @@ def _vllm(client: httpx.Client, target: Target, endpoint: str, text: str) -> int
 def _llamacpp(
     client: httpx.Client, target: Target, endpoint: str, text: str, add_special: bool
 ) -> int | None:
-    if endpoint == "chat":
+    if endpoint != "completions":
         messages = {"messages": [{"role": "user", "content": text}]}
         shaped = read_json(ask(client, target.url, f"{target.root}/apply-template", messages))
         prompt = shaped.get("prompt") if isinstance(shaped, dict) else None
@@ -133,36 +135,59 @@ def which_tokenizer(client: httpx.Client, url: str, root: str, model: str) -> st
 def _by_generating(
     client: httpx.Client, target: Target, endpoint: str, key: Secret | None, text: str
 ) -> int | None:
-    usage = complete_once(
-        client, target.url, target.request_path(endpoint), target.model, endpoint, key, text
-    ).get("usage")
-    told = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    answer = complete_once(client, target.url, target.request_path(endpoint), target.model, endpoint, key, text)
+    return prompt_tokens(answer.get("usage"))
+
+
+def prompt_tokens(usage: object) -> int | None:
+    """Tokens of the prompt in a usage object, OpenAI's or Anthropic's (cached ones apart); None where there are none."""
+    if not isinstance(usage, dict):
+        return None
+    told = usage.get("prompt_tokens")
+    if told is None:
+        parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        counts = [usage[name] for name in parts if isinstance(usage.get(name), int)]
+        told = sum(counts) if counts else None
     return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
+
+
+# Fields for the shortest answer, the likelier first. OpenAI's newer chat models refuse max_tokens, and its responses
+# have 16 tokens at least.
+_SHORTEST: dict[str, tuple[dict[str, object], ...]] = {
+    "chat": ({"max_tokens": 1}, {"max_completion_tokens": 1}),
+    "completions": ({"max_tokens": 1},),
+    "responses": ({"max_output_tokens": 1}, {"max_output_tokens": 16}),
+    "messages": ({"max_tokens": 1},),
+}
+# What every answer of an endpoint has.
+_SIGN = {"chat": "choices", "completions": "choices", "responses": "output", "messages": "content"}
 
 
 def complete_once(
     client: httpx.Client, url: str, path: str, model: str, endpoint: str, key: Secret | None, text: str
 ) -> dict[str, Any]:
     """One real completion of one token, not streamed; its JSON. Raises TargetError."""
-    body: dict[str, object] = {"model": model, "max_tokens": 1, "stream": False}
-    if endpoint == "chat":
-        body["messages"] = [{"role": "user", "content": text}]
-    else:
-        body["prompt"] = text
-    response = ask(client, url, path, body, ANSWER_TIMEOUT_S)
+    for shortest in _SHORTEST[endpoint]:
+        body = {"model": model, "stream": False} | question(endpoint, text) | shortest
+        response = ask(client, url, path, body, ANSWER_TIMEOUT_S)
+        if response.status_code not in (400, 422) or not any(name in response.text for name in shortest):
+            break
     status = response.status_code
     if status in (401, 403):
         raise TargetError(denied(status, url, key))
     if status == 404:
         why = f" ({said(response)})" if said(response) else ""
-        other = "completions" if endpoint == "chat" else "chat"
-        raise TargetError(f"{url}: {path} is not there (HTTP 404){why}; try --endpoint {other}")
+        others = " or ".join(other for other in ENDPOINTS if other != endpoint)
+        raise TargetError(f"{url}: {path} is not there (HTTP 404){why}; try --endpoint {others}")
+    if 300 <= status < 400:
+        where = shown_location(response.headers.get("location", "another place"))
+        raise TargetError(f"{url}{path}: redirects to {where}; redirects are not followed")
     answer = read_json(response)
     if status != 200:
         kind = NotYetError if status >= 500 or status == 429 else TargetError
         raise kind(
             f"{url}{path}: HTTP {status} to a request of one token: {said(response) or 'no reason given'}"
         )
-    if not isinstance(answer, dict) or "choices" not in answer:
-        raise TargetError(f"{url}{path}: the answer is not a completion as OpenAI's API has it")
+    if not isinstance(answer, dict) or _SIGN[endpoint] not in answer:
+        raise TargetError(f"{url}{path}: the answer is not a completion as the {endpoint} API has it")
     return answer

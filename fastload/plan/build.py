@@ -1,8 +1,9 @@
 """The plan of a run: everything that is sent, decided before the clock starts."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -10,7 +11,14 @@ from fastload.errors import PlanError
 from fastload.plan.levels import Level
 from fastload.plan.prompts import Lengths
 
-ENDPOINTS = ("chat", "completions")
+ENDPOINTS = ("chat", "completions", "responses", "messages")
+# What each calls the longest answer. OpenAI's newer chat models take max_completion_tokens alone: see `without`.
+LIMIT_FIELDS = {
+    "chat": "max_tokens",
+    "completions": "max_tokens",
+    "responses": "max_output_tokens",
+    "messages": "max_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +31,7 @@ class Plan:
 
     levels: tuple[Level, ...]
     model: str
-    endpoint: str  # "chat" or "completions"
+    endpoint: str  # one of ENDPOINTS
     isl: int
     osl: int
     ignore_eos: bool
@@ -33,6 +41,7 @@ class Plan:
     lengths: Lengths
     include_usage: bool = True
     continuous_usage: bool = False  # asked for only where events hold several tokens: it costs the server something
+    left_out: tuple[str, ...] = ()  # fields the server refused, in the order in which it did: see `without`
 
     def body(self, request: int) -> bytes:
         """JSON of request number `request` (0 .. over the whole run); deterministic, distinct for each."""
@@ -72,6 +81,7 @@ class Plan:
             "extra_body": dict(self.extra_body),
             "include_usage": self.include_usage,
             "continuous_usage_stats": self.continuous_usage,
+            "left_out": list(self.left_out),
             "prompts": {
                 "source": "fastload texts",
                 "tokens_planned": learned.planned,
@@ -85,16 +95,21 @@ class Plan:
         }
 
 
+def question(endpoint: str, prompt: str) -> dict[str, object]:
+    """The body fields that hold the prompt."""
+    if endpoint == "completions":
+        return {"prompt": prompt}
+    if endpoint == "responses":
+        return {"input": prompt}
+    return {"messages": [{"role": "user", "content": prompt}]}
+
+
 def encode(plan: Plan, prompt: str, max_tokens: int | None = None) -> bytes:
     """The request body for `prompt`; `max_tokens` in place of the plan's for warm-up requests."""
-    fields: dict[str, object] = {"model": plan.model}
-    if plan.endpoint == "chat":
-        fields["messages"] = [{"role": "user", "content": prompt}]
-    else:
-        fields["prompt"] = prompt
-    fields["max_tokens"] = plan.osl if max_tokens is None else max_tokens
+    fields: dict[str, object] = {"model": plan.model, **question(plan.endpoint, prompt)}
+    fields[limit_field(plan)] = plan.osl if max_tokens is None else max_tokens
     fields["stream"] = True
-    if plan.include_usage:
+    if plan.include_usage and plan.endpoint in ("chat", "completions"):  # the others tell it unasked
         fields["stream_options"] = {"include_usage": True}
         if plan.continuous_usage:
             fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
@@ -102,9 +117,71 @@ def encode(plan: Plan, prompt: str, max_tokens: int | None = None) -> bytes:
         fields["ignore_eos"] = True
     if plan.sampling:
         fields.update(plan.sampling)
+        if plan.endpoint == "messages" and "stop" in fields:
+            fields["stop_sequences"] = fields.pop("stop")
     if plan.extra_body:
         fields.update(plan.extra_body)
+    if plan.left_out:
+        for name in plan.left_out:
+            fields.pop(name, None)
     return orjson.dumps(fields)
+
+
+def limit_field(plan: Plan) -> str:
+    """The name under which the longest answer is sent."""
+    name = LIMIT_FIELDS[plan.endpoint]
+    return "max_completion_tokens" if name in plan.left_out else name
+
+
+# ---- fields a server refuses
+
+# Asked for by fastload or for the sake of equal lengths: without them a run is still a run, and what came is counted.
+_DISPENSABLE = ("continuous_usage_stats", "stream_options", "ignore_eos", "min_tokens", "max_completion_tokens")
+_NAMED = re.compile(rf"(?<![A-Za-z0-9_])({'|'.join((*_DISPENSABLE, 'max_tokens'))})(?![A-Za-z0-9_])")
+_OLDER = re.compile(r"(?<![A-Za-z0-9_])max_tokens(?![A-Za-z0-9_])")
+_REFUSES = re.compile(
+    r"unsupported|not supported|n[o']t support|unknown|unrecogni[sz]ed|not recogni[sz]ed|unexpected|not permitted"
+    r"|not allowed|only allowed|forbidden|\bextra\b|extra_|additional|not accept|no such|not available|not a valid"
+    r"|invalid (field|param|arg|key|request arg)|has no (field|attribute|param)|deprecated|can ?not be (used|set)",
+    re.IGNORECASE,
+)
+# The field is known then, and its value is at fault: to leave it out would hide that.
+_VALUE_AT_FAULT = re.compile(
+    r"too (large|long|big|high|many|small|low)|maximum|context (length|window|size)|greater than|less than|at least"
+    r"|at most|exceed|out of range|minimum|must be (a|an|in|between|positive|>|<|=)",
+    re.IGNORECASE,
+)
+
+
+def refused_field(error: str) -> str | None:
+    """The field that a server's message of a 4xx refuses to know, of those a run can do without; else None."""
+    found = _NAMED.search(error)
+    if found is None or not _REFUSES.search(error) or _VALUE_AT_FAULT.search(error):
+        return None
+    # A run sends max_completion_tokens only after max_tokens was refused, so beside it that one is just the hint.
+    return "max_tokens" if found[1] == "max_completion_tokens" and _OLDER.search(error) else found[1]
+
+
+def without(plan: Plan, field: str) -> Plan:
+    """The plan that no longer sends `field`; the very same plan where nothing can be left out (any more).
+
+    `max_tokens` and `max_completion_tokens` stand in for each other on chat, each at most once.
+    """
+    if field in plan.left_out:
+        return plan
+    fewer = replace(plan, left_out=(*plan.left_out, field))
+    match field:
+        case "continuous_usage_stats":
+            return replace(fewer, continuous_usage=False) if plan.continuous_usage else plan
+        case "stream_options":
+            return replace(fewer, include_usage=False, continuous_usage=False) if plan.include_usage else plan
+        case "ignore_eos":
+            return replace(fewer, ignore_eos=False) if plan.ignore_eos or field in plan.extra_body else plan
+        case "min_tokens":
+            return fewer if field in plan.extra_body else plan
+        case "max_tokens":
+            return fewer if plan.endpoint == "chat" and "max_completion_tokens" not in plan.left_out else plan
+    return plan
 
 
 def build(

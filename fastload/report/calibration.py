@@ -15,8 +15,8 @@ LOOPBACK = (
 LEGEND = (
     "stamp: |stamp - time just before the server's send|, all tokens; kernel: as fastload reports; read: as it would "
     "without kernel stamps",
-    "TTFT, ITL: reported against the server's log, us (TTFT: difference of means and of P90; ITL: mean over requests of "
-    "the difference); %: the worse of mean and P90, in per cent of the truth",
+    "TTFT, ITL: reported against the server's log, us (TTFT: difference of means and of P90; ITL: mean over requests "
+    "of the difference); %: the worse of mean and P90, in per cent of the truth",
     "coal: tokens read together with a later one, without the last of an answer, which the server sends with its end",
     "in flight: time-weighted, from the server's log; off: against the level",
     "CPU us/ev: per SSE event, getrusage: meas the measuring process; tree it and the supervisor writing the trace, "
@@ -103,8 +103,7 @@ def printable_lines(lines: list[str]) -> str:
 def footer(result: Mapping[str, Any]) -> list[str]:
     """Return what stands below the table, one entry a line: verdict, reasons, checks, legend."""
     lines = [f"verdict: {sentence(result['verdict'])}"]
-    for name, found in result["verdict"].items():
-        lines += [f"  - {name} stamps, {reason}" for reason in (found["reasons"] if found else ())]
+    lines += _reasons(result["verdict"])
     lines += _selftest(result["selftest"])
     lines += _saturation(result["saturate"])
     return [*lines, *(f"note: {text}" for text in (LOOPBACK, *result["notes"], *LEGEND))]
@@ -122,6 +121,18 @@ def sentence(verdict: Mapping[str, Any]) -> str:
             rate = f"{found['events_per_s']:.0f} events/s" if found["events_per_s"] else "unknown rate"
             told.append(f"with {name} stamps the client is negligible up to c={found['concurrency']} ({rate})")
     return "; ".join(told)
+
+
+def _reasons(verdict: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why not beyond; what holds for every kind of stamp once."""
+    why = {name: found["reasons"] for name, found in verdict.items() if found is not None}
+    for name, reasons in why.items():
+        for reason in reasons:
+            shared = all(reason in others for others in why.values())
+            if not shared:
+                yield f"  - {name} stamps, {reason}"
+            elif name == next(iter(why)):
+                yield f"  - {reason}"
 
 
 def _selftest(found: Mapping[str, Any] | None) -> Iterator[str]:

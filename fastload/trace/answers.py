@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from fastload._timing import (
@@ -24,7 +24,7 @@ from fastload._timing import (
     RF_ENCODED,
     RF_SSE,
 )
-from fastload.trace import dialects
+from fastload.trace import dialects, faults
 from fastload.trace.dialects import Payload
 
 OK: Final = "ok"
@@ -59,13 +59,15 @@ _SENTENCE_OF_CLASS: Final = {
 class Answer:
     """What the kept raw pieces of one request say; filled by `read`.
 
-    events: (ordinal, Payload) of every event kept raw, in order. finish: choice index -> finish_reason.
+    events: (ordinal, Payload) of every event kept raw, in order. finish: choice index -> finish_reason. choices: those
+    seen. ended: ordinal of the end marker of a dialect without [DONE].
     """
 
     __slots__ = (
         "answer_id",
         "body",
         "choices",
+        "ended",
         "error",
         "events",
         "finish",
@@ -81,6 +83,7 @@ class Answer:
         self.finish: dict[int, str] = {}
         self.usage: dialects.Usage | None = None  # the last told
         self.error: str | None = None  # of an error event
+        self.ended: int | None = None
         self.malformed: int | None = None  # ordinal of the first event that is no JSON
         self.answer_id: str | None = None
         self.head: dict[str, str] = {}
@@ -88,28 +91,33 @@ class Answer:
         self.note: str | None = None  # BLOB_ERROR: what the measurer says
 
 
-def read(blobs: Iterable[tuple[int, int, bytes]]) -> Answer:
-    """Read the (ordinal, kind, bytes) pieces of one request, in the order in which they were kept."""
+def read(blobs: Iterable[tuple[int, int, bytes]], named_errors: Collection[int] = ()) -> Answer:
+    """Read the (ordinal, kind, bytes) pieces of one request, in the order in which they were kept.
+
+    named_errors: ordinals of the events that came under the name `error`.
+    """
     answer = Answer()
     usage_at = -1
     for ordinal, kind, raw in blobs:
         if kind == BLOB_EVENT:
-            payload = dialects.read_event(raw)
+            payload = dialects.read_event(raw, ordinal in named_errors)
             answer.events.append((ordinal, payload))
             answer.choices.update(payload.choices)
             answer.finish.update(payload.finish)
             if payload.usage is not None and ordinal >= usage_at:  # the last usage is kept out of order
-                answer.usage, usage_at = payload.usage, ordinal
+                answer.usage, usage_at = payload.usage.over(answer.usage, payload.usage_grows), ordinal
+            if payload.ends and answer.ended is None:
+                answer.ended = ordinal
             if payload.malformed and answer.malformed is None:
                 answer.malformed = ordinal
             answer.error = answer.error or payload.error
             answer.answer_id = answer.answer_id or payload.answer_id
         elif kind == BLOB_HEAD:
-            answer.head = dialects.read_head(raw)
+            answer.head = faults.read_head(raw)
         elif kind == BLOB_BODY:
             answer.body += raw
         elif kind == BLOB_ERROR:
-            answer.note = dialects.cut(raw.decode("utf-8", "replace"))
+            answer.note = faults.cut(raw.decode("utf-8", "replace"))
     return answer
 
 
@@ -127,8 +135,8 @@ def classify(
 
 
 def is_complete(answer: Answer, flags: int, finish_flag: bool) -> bool:
-    """Whether the stream said that it is over: [DONE], or a finish_reason for each choice seen."""
-    if flags & RF_DONE:
+    """Whether the stream said that it is over: an end marker, or a finish_reason for each choice seen."""
+    if flags & RF_DONE or answer.ended is not None:
         return True
     if answer.finish:
         return answer.choices <= answer.finish.keys()
@@ -176,15 +184,15 @@ def _error_text(status: str, answer: Answer, http_status: int) -> str:
     if status == "stream_error" and answer.error:
         return answer.error
     if status in ("http_status", "not_streaming", "redirect"):
-        said = dialects.read_error_body(answer.body)
+        said = faults.read_error_body(answer.body)
         if status == "redirect":
-            where = answer.head.get("location")
+            where = faults.read_location(answer.head)
             said = f"redirects to {where}" if where else said
         if said:
-            return dialects.cut(said)
+            return faults.cut(said)
     if answer.note:
         return answer.note
     if status == "http_status":
         reason = answer.head.get("", "").partition(" ")[2]
-        return dialects.cut(f"HTTP {reason or http_status}")
+        return faults.cut(f"HTTP {reason or http_status}")
     return _SENTENCE_OF_CLASS[status]

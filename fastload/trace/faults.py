@@ -14,6 +14,8 @@ from typing import Final
 
 import orjson
 
+from fastload.load.redirects import shown_location
+
 ERROR_CHARACTERS: Final = 500
 _LONGEST_LOOK: Final = 65_536  # of an error body: a page of HTML is cut to 500 characters anyway
 # Keys that hold the sentence, the likelier first.
@@ -100,11 +102,8 @@ def read_retry_after_s(headers: dict[str, str], answered_utc_s: float | None = N
 
 
 def read_location(headers: dict[str, str]) -> str | None:
-    """Where a redirect leads, without what may be secret in it: user and password, query, fragment."""
-    where = headers.get("location", "")
-    where = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]*:)?//[^/?#]*@", lambda found: f"{found[1] or ''}//***@", where)
-    place, mark, _ = re.split(r"([?#])", where, maxsplit=1) if re.search(r"[?#]", where) else (where, "", "")
-    return cut(f"{place}{mark}***" if mark else place) or None
+    """Where a redirect leads, without what may be secret in it."""
+    return cut(shown_location(headers.get("location", ""))) or None
 
 
 def parse_json(raw: bytes) -> object:

@@ -36,7 +36,7 @@ from fastload._timing import (
     RF_RETRIED,
     ROW_FIELDS,
 )
-from fastload.trace import answers, dialects
+from fastload.trace import answers, dialects, faults
 from fastload.trace.schema import REQUESTS_COLUMNS, TOKENS_COLUMNS, requests_schema, tokens_schema
 from fastload.trace.spread import Bools, Ints, Spread, first_and_last, spread
 
@@ -44,6 +44,9 @@ Blob = tuple[int, int, bytes]  # ordinal, kind, bytes
 
 ROLES: Final = ("warmup", "measured", "fill")
 STAMP_SOURCES: Final = ("read", "kernel")
+FL_NAMED_ERROR: Final = 64  # the event came under the name `error` (an `event: error` line)
+# finish_reasons with which the model itself ended: it sampled an end token, which has no text.
+_STOPPED: Final = frozenset({"stop", "end_turn", "completed", "eos", "eos_token"})
 AT: Final = {name: i for i, name in enumerate(ROW_FIELDS)}  # column of a row record
 
 
@@ -109,7 +112,13 @@ def build(
     marked = np.where(last_marker >= 0, _at(columns["stamp_ns"].astype(np.int64), last_marker), -1)
     sent = np.where(rows[:, AT["sent_ns"]] >= 0, rows[:, AT["sent_ns"]], marked)
     events = _sorted_events(n, group[~marker], {name: column[~marker] for name, column in columns.items()})
-    answer = [answers.read(pieces) if pieces else answers.Answer() for pieces in blobs]
+    named: dict[int, set[int]] = {}
+    for i in np.flatnonzero(events.flags & FL_NAMED_ERROR).tolist():
+        of = int(events.group[i])
+        named.setdefault(of, set()).add(i - int(events.start[of]))
+    answer = [
+        answers.read(pieces, named.get(i, ())) if pieces else answers.Answer() for i, pieces in enumerate(blobs)
+    ]
     for i, one in enumerate(answer):
         if one.events:
             _apply(one, events, int(events.start[i]), int(events.size[i]))
@@ -120,7 +129,7 @@ def build(
     text_events = np.bincount(events.group[is_text], minlength=n)
     finish = _any(events.group, n, events.flags & FL_FINISH != 0)
     counts = _counts(events, n, is_text, text_events, answer)
-    stopped = np.array([_finish_reason(one) == "stop" for one in answer], np.bool_)
+    stopped = np.array([_finish_reason(one) in _STOPPED for one in answer], np.bool_)
     shares = spread(
         events.group,
         n,
@@ -165,7 +174,14 @@ def _sorted_events(n: int, group: Ints, columns: dict[str, npt.NDArray[np.generi
 
 
 def _apply(answer: answers.Answer, events: _Events, start: int, size: int) -> None:
-    """Write what the raw payloads say into the event columns; where the scan decided, that stands."""
+    """Write what the raw payloads say into the event columns; where the scan decided, that stands.
+
+    The scan decides only about events of choice 0: one with choices whose payload was not kept is of that choice.
+    """
+    kept = np.zeros(size, np.bool_)
+    kept[[ordinal for ordinal, _ in answer.events if 0 <= ordinal < size]] = True
+    if answer.choices and (~kept & (events.flags[start : start + size] & FL_CHOICES != 0)).any():
+        answer.choices.add(0)
     for ordinal, payload in answer.events:
         if not 0 <= ordinal < size:
             continue
@@ -202,9 +218,15 @@ def _counts(
     has_told = events.told >= 0
     _, last_told = first_and_last(events.group, n, has_told)
     usage = np.where(usage >= 0, usage, _at(events.told, last_told))
+    several = np.array([len(one.choices) > 1 for one in answer], np.bool_)
+    for i in np.flatnonzero(several).tolist():
+        start, size = int(events.start[i]), int(events.size[i])
+        summed = _told_by_choice(answer[i], events.told[start : start + size], events.flags[start : start + size])
+        usage[i] = usage[i] if summed is None else summed
     # A count in the only text event may be the final one of a short answer: continuous needs two.
     continuous = (_at(events.told, first_text) >= 0) & (_at(events.told, last_text) >= 0)
-    continuous &= np.bincount(events.group[has_told], minlength=n) > 1
+    # With several choices each event tells of its own.
+    continuous &= (np.bincount(events.group[has_told], minlength=n) > 1) & ~several
 
     told = events.told.copy()
     source = np.select([continuous, usage >= 0, text_events > 0], ["continuous_usage", "usage", "events"], "")
@@ -215,17 +237,59 @@ def _counts(
         known = (listed > 0) & is_text
         if not known.any():
             continue
-        use = (np.bincount(events.group[known], minlength=n) == text_events) & (text_events > 1) & ~by_told
         per_event = np.maximum(listed, 0)
+        listed_total = np.bincount(events.group, weights=per_event, minlength=n).astype(np.int64)
+        use = (np.bincount(events.group[known], minlength=n) == text_events) & (text_events > 0) & ~by_told
+        use &= (usage < 0) | (listed_total <= usage)  # more than n: an echoed prompt is listed too
         running = np.cumsum(per_event)
         before = np.where(events.size > 0, _at(running - per_event, events.start), 0)
         in_use = use[events.group]
         told = np.where(in_use, np.where(listed >= 0, running - before[events.group], -1), told)
-        listed_total = np.bincount(events.group, weights=per_event, minlength=n).astype(np.int64)
         total = np.where(use & (usage < 0), listed_total, total)
         source[use] = name
         by_told |= use
     return _Counts(total, source, by_told, told)
+
+
+def _told_by_choice(answer: answers.Answer, told: Ints, flags: npt.NDArray[np.uint8]) -> int | None:
+    """n of an answer of several choices, where each count told is of one choice only; None where they are not so.
+
+    llama.cpp ends each choice with its usage, behind it (with empty choices) or in it; vLLM tells the sum at the end.
+    """
+    payloads = dict(answer.events)
+    closing: list[int] = []  # told with empty choices, and behind something of a choice
+    of_choice: dict[int, int] = {}
+    behind_choice = False
+    for ordinal in np.flatnonzero((flags & FL_CHOICES != 0) | (told >= 0)).tolist():
+        count = int(told[ordinal])
+        if flags[ordinal] & FL_CHOICES:
+            behind_choice = True
+            choices = payloads[ordinal].choices if ordinal in payloads else (0,)
+            if count >= 0 and len(choices) == 1:
+                of_choice[choices[0]] = count
+        elif behind_choice:
+            behind_choice = False
+            closing.append(count)
+    if len(closing) == len(answer.choices):
+        return sum(closing)
+    if not closing and of_choice.keys() >= answer.choices:
+        return sum(of_choice.values())
+    return None
+
+
+def _done(answer: list[answers.Answer], events: _Events, rows: Ints, flags: Ints, ok: Bools) -> Ints:
+    """done_ns: the measurer's, which knows [DONE] and the end of the framing.
+
+    Where a success had neither, it is the end marker of its dialect, or else what came last of it.
+    """
+    done = rows[:, AT["done_ns"]].copy()
+    broken_off = rows[:, AT["end"]] != END_COMPLETE
+    for i in np.flatnonzero(ok & (flags & RF_DONE == 0) & (events.size > 0)).tolist():
+        ended = answer[i].ended
+        if ended is not None or broken_off[i]:
+            last = int(events.size[i]) - 1
+            done[i] = events.stamp[events.start[i] + (last if ended is None else min(ended, last))]
+    return done
 
 
 def _requests_table(
@@ -253,7 +317,8 @@ def _requests_table(
     unknown_row = row["stamp_source"] < 0  # given up: what its events say
     by_read = _any(group, n, events.flags & FL_READ != 0)
     source = np.where(unknown_row & (events.size > 0), np.where(by_read, 0, 1), row["stamp_source"])
-    due, done, total = row["due_ns"], row["done_ns"], counts.total
+    due, total = row["due_ns"], counts.total
+    done = _done(answer, events, rows, flags, ok)
     span = last_token - first_token
     has_itl = (shares.divisor >= 1) & (span > 0)  # all text in one read: no interval was seen, so no ITL
     latency = _between(done, sent, ok) / 1e9
@@ -279,11 +344,15 @@ def _requests_table(
         "first_token_ns": first_token,
         "first_answer_ns": first_answer,
         "last_token_ns": last_token,
+        "done_ns": done,
         "sent_utc": pa.array((sent + context.utc_offset_ns) // 1000, mask=sent < 0),
         "status": [status for status, _ in outcome],
         "errno": np.where(row["errno"] > 0, row["errno"], -1),
         "error": [error for _, error in outcome],
-        "retry_after_s": [dialects.read_retry_after_s(head) if head else None for head in heads],
+        "retry_after_s": [
+            faults.read_retry_after_s(head, (head_ns + context.utc_offset_ns) / 1e9) if head else None
+            for head, head_ns in zip(heads, row["head_ns"].tolist(), strict=True)
+        ],
         "finish_reason": [_finish_reason(one) for one in answer],
         "max_tokens": np.full(n, context.max_tokens),
         "prompt_tokens_planned": [context.planned(int(request)) for request in row["request"]],
@@ -370,7 +439,7 @@ def _texts(
 
     def joined(*channels: int) -> str | None:
         pieces = [payload.text[c] for payload in payloads for c in channels if c in payload.text]
-        return dialects.clean("".join(pieces)) if pieces else None
+        return faults.clean("".join(pieces)) if pieces else None
 
     return joined(CH_CONTENT, CH_REFUSAL), joined(CH_REASONING), joined(CH_TOOL)
 

@@ -115,13 +115,35 @@ def test_suspect(level: dict[str, Any], changes: dict[str, Any], words: str) -> 
     assert [reason for reason in found["reasons"] if words in reason]
 
 
+def calibrated(*levels: tuple[int, float | None, float]) -> dict[str, Any]:
+    """A calibration: (concurrency, P99 of kernel stamps, of read stamps) a level, negligible up to 64 and 8."""
+    entries = [{"concurrency": at, "kernel": kernel, "read": read} for at, kernel, read in levels]
+    return {"levels": entries, "negligible": {"kernel": 64, "read": 8}}
+
+
 def test_calibration_counts_for_the_stamp_that_was_used(level: dict[str, Any]) -> None:
-    assert verdict([level], calibration={"kernel": 90.0, "read": 500.0})["status"] == "valid"
-    found = verdict([level], calibration={"kernel": 110.0})
+    assert verdict([level], calibration=calibrated((4, 90.0, 500.0)))["status"] == "valid"
+    found = verdict([level], calibration=calibrated((4, 110.0, 500.0)))
     assert found["reasons"] == [
         "c=2: stamp error 110 us is 1.1 % of TTFT",
         "c=2: stamp error 110 us is 1.1 % of ITL",
     ]
+
+
+def test_the_nearest_calibrated_level_at_or_above_counts(level: dict[str, Any]) -> None:
+    steps = calibrated((1, 5.0, 300.0), (2, 10.0, 400.0), (8, 500.0, 900.0))
+    told = "\n".join(verdict([level], calibration=steps)["notes"])
+    assert "calibrated on this host: stamp error P99 10 us at c=2; calibrate: client negligible up to c=64" in told
+    above = verdict([change(level, {"level": 3, "in_flight_mean": 3.0})], calibration=steps)
+    assert [one for one in above["reasons"] if "stamp error 500 us" in one]
+    beyond = verdict([level], calibration=calibrated((1, 5.0, 300.0)))
+    assert any("P99 5 us at c=1" in one and "c=2 is beyond what was calibrated" in one for one in beyond["notes"])
+
+
+def test_a_calibration_without_the_stamp_that_was_used_is_none(level: dict[str, Any]) -> None:
+    found = verdict([level], calibration=calibrated((4, None, 500.0)))
+    assert found["status"] == "valid"
+    assert any("not calibrated on this host" in one for one in found["notes"])
 
 
 def test_client_delay_alone_is_no_doubt_with_kernel_stamps(level: dict[str, Any]) -> None:

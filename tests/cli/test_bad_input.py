@@ -27,12 +27,7 @@ MISTAKES = [
     (["sweep", "--url", "http://h", "--target", "sim:lockstep"], ["--url and --target", "give one"]),
     (["sweep", "--target", "sim:warp"], ["--target 'sim:warp'", "sim:lockstep"]),
     (["sweep", "--target", "http://h:1"], ["--target", "--url"]),
-    (
-        ["sweep", "--endpoint", "responses"],
-        ["--endpoint responses", "not supported yet", "chat or completions"],
-    ),
-    (["sweep", "--endpoint", "messages"], ["--endpoint messages", "not supported yet"]),
-    (["sweep", "--endpoint", "talk"], ["--endpoint 'talk'", "chat or completions"]),
+    (["sweep", "--endpoint", "talk"], ["--endpoint 'talk'", "chat or completions or responses or messages"]),
     (["sweep", "--header", "X-Team"], ["--header 'X-Team'", "NAME=VALUE"]),
     (["sweep", "--header", "X-Team: search"], ["--header 'X-Team...'", "NAME=VALUE"]),
     (["sweep", "--header", "Content-Length=3"], ["--header 'Content-Length'", "leave it out"]),

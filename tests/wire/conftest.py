@@ -1,6 +1,7 @@
-"""Makes the twin and the machine's driver importable beside their tests."""
+"""Makes the twin, the machine's driver and the scripted server importable beside the tests."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "load")]

@@ -134,13 +134,14 @@ def differences(found: Answer, wanted: Answer) -> list[str]:
 
     What the machine leaves undecided (CH_ODD) must have its payload kept exactly, and nothing more.
     """
-    wrong = []
     names = ["code", "status", "framing", "sse", "done", "first_byte_ns", "done_ns", "framing_end_ns"]
     if wanted.code >= 0:
         names += ["used", "keepalive", "encoded", "head_ns", "head", "body"]
-    for name in names:
-        if getattr(found, name) != getattr(wanted, name):
-            wrong.append(f"{name}: {getattr(found, name)!r}, the twin has {getattr(wanted, name)!r}")
+    wrong = [
+        f"{name}: {getattr(found, name)!r}, the twin has {getattr(wanted, name)!r}"
+        for name in names
+        if getattr(found, name) != getattr(wanted, name)
+    ]
     if len(found.events) != len(wanted.events):
         wrong.append(f"{len(found.events)} events, the twin has {len(wanted.events)}")
     usages = [i for i, e in enumerate(wanted.events) if e.flags & t.FL_USAGE]

@@ -26,7 +26,7 @@ def compare(reads: list[bytes], save_text: bool = False) -> None:
     assert found.code == 1
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(wire=streams(plain=False), sizes=cuts)
 def test_machine_equals_twin(wire: bytes, sizes: list[int]) -> None:
     compare([wire])
@@ -65,7 +65,7 @@ def test_cut_and_disturbed_answers(wire: bytes, sizes: list[int], text: bytes) -
         assert differences(run(reads, eof_ns), read_answer(reads, stamps_of(reads), eof_ns)) == []
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(wire=rubbish, sizes=cuts)
 def test_rubbish(wire: bytes, sizes: list[int]) -> None:
     for head in (b"", STREAM + b"\r\n", STREAM + b"Transfer-Encoding: chunked\r\n\r\n"):

@@ -88,7 +88,7 @@ def read_answer(reads: Sequence[bytes], stamps: Sequence[int], eof_ns: int | Non
     else:
         over = answer.code == 1 or closed
         for found in events_of(lines_of(message.body, over), over):
-            payload = found.data.rstrip(b" \t")
+            payload = found.data.strip(b" \t\n")
             if not payload:
                 continue  # relays keep a connection warm with empty data: no event of ours
             flags = 0
@@ -193,11 +193,13 @@ class _Message:
             raise Ended(-5, self.at)
         self.version = int(first[7:8])
         status = int(first[9:12])
-        if status < 100:
+        if status < 100 or first[12:13].isdigit():
             raise Ended(-5, self.at)
         headers: dict[str, str] = {}
         for line in lines[1:]:
             name, colon, value = line.decode("latin-1").partition(":")
+            if colon and name.endswith((" ", "\t")):
+                raise Ended(-5, self.at)
             name, value = name.lower(), value.strip(" \t\r")
             if name == "content-length" and headers.get(name, value) != value:
                 value = "two lengths"
@@ -282,7 +284,8 @@ class Found:
 def lines_of(body: list[tuple[int, int]], over: bool) -> list[Line]:
     """Split at CRLF, LF or CR; nothing else ends a line. A byte-order mark before the first one is dropped.
 
-    A CR ends its line at once. Exception of ours: when the body is `over`, what stands after the last line end is a line too.
+    A CR ends its line at once. Exception of ours: when the body is `over`, what stands after the last line
+    end is a line too.
     """
     if bytes(b for b, _ in body[:3]) == b"\xef\xbb\xbf":
         body = body[3:]
