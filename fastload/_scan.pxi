@@ -19,15 +19,24 @@ cdef struct Scan:
 
 cdef void scan(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept nogil:
     cdef Py_ssize_t prefix = s.shape_prefix, suffix = s.shape.n - prefix, size
+    cdef const char *text_end
     out.tokens = -1
     out.keep = 0
-    if s.shape.n and n >= s.shape.n and memcmp(p, s.shape.p, prefix) == 0 \
-            and memcmp(p + n - suffix, s.shape.p + prefix, suffix) == 0:
-        size = text_bytes(p + prefix, n - s.shape.n)
+    if s.shape.n and n >= prefix and memcmp(p, s.shape.p, prefix) == 0:
+        out.flags = C_FL_CHOICES
+        if s.shape_told:
+            text_end = string_end(p + prefix, p + n)
+            out.tokens = same_but_numbers(text_end, p + n, s.shape.p + prefix, s.shape.p + s.shape.n,
+                                          s.shape.p + s.shape_told)
+            out.flags |= C_FL_USAGE
+            size = text_bytes(p + prefix, text_end - p - prefix) if out.tokens >= 0 else -1
+        elif n >= s.shape.n and memcmp(p + n - suffix, s.shape.p + prefix, suffix) == 0:
+            size = text_bytes(p + prefix, n - s.shape.n)
+        else:
+            size = -1
         if size >= 0:
             out.nbytes = <int32_t>size
             out.channel = s.shape_channel if size else 0
-            out.flags = C_FL_CHOICES
             return
     examine(s, p, n, out)
 
@@ -92,13 +101,44 @@ cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept no
         return
     size = text_bytes(text, text_end - text)
     out.channel, out.nbytes = channel, <int32_t>size
-    if out.flags == C_FL_CHOICES:
-        s.shape.n = 0
-        if buf_add(&s.shape, p, text - p) and buf_add(&s.shape, text_end, end - text_end):
-            s.shape_prefix = text - p
-            s.shape_channel = channel
-        else:
+    s.shape.n = 0
+    s.shape_told = 0
+    if out.flags == C_FL_CHOICES or (out.flags == C_FL_CHOICES | C_FL_USAGE and out.tokens >= 0):
+        if not (buf_add(&s.shape, p, text - p) and buf_add(&s.shape, text_end, end - text_end)):
             s.shape.n = 0
+        s.shape_prefix = text - p
+        s.shape_channel = channel
+        if out.flags & C_FL_USAGE:
+            at = value_of(text_end, end, b'"completion_tokens"', 19)
+            if at == NULL or value_of(text_end, end, b'"index"', 7) != NULL:
+                s.shape.n = 0        # not where it is looked for; or a number that must not vary
+            else:
+                s.shape_told = s.shape_prefix + (at - text_end)
+
+cdef int32_t same_but_numbers(const char *p, const char *end, const char *q, const char *q_end,
+                              const char *told) noexcept nogil:
+    # equal but for the digits of numbers: then the number that stands at `told` in the shape; else -1
+    cdef int64_t v
+    cdef int32_t found = -1
+    cdef const char *start
+    while p < end and q < q_end:
+        if c'0' <= p[0] <= c'9' and c'0' <= q[0] <= c'9':
+            start = q
+            v = 0
+            while p < end and c'0' <= p[0] <= c'9':
+                if v < 0x7fffffff:
+                    v = v * 10 + (p[0] - c'0')
+                p += 1
+            while q < q_end and c'0' <= q[0] <= c'9':
+                q += 1
+            if start == told:
+                found = <int32_t>v if v < 0x7fffffff else -1
+        elif p[0] != q[0]:
+            return -1
+        else:
+            p += 1
+            q += 1
+    return found if p == end and q == q_end else -1
 
 cdef const char *skip_blank(const char *p, const char *end) noexcept nogil:
     while p < end - 1 and (p[0] == c' ' or p[0] == c'\n' or p[0] == c'\t' or p[0] == c'\r'):

@@ -150,8 +150,8 @@ def _calibration_note(levels: Sequence[LevelFigures], calibration: Mapping[str, 
     if not found or calibration is None:
         return f"stamps: {', '.join(sources)} (stamp error not calibrated on this host)"
     error_us, at = max(found)
-    limits = [(calibration.get("negligible") or {}).get(source) for source in sources]
-    upto = "at no level" if None in limits else f"up to c={min(limits)}"
+    limits = [(calibration.get("negligible") or {}).get(source) or 0 for source in sources]
+    upto = f"up to c={min(limits)}" if min(limits) else "at no level"
     highest = max(level["level"] for level in levels)
     beyond = f"; c={highest} is beyond what was calibrated" if highest > max(each[1] for each in found) else ""
     return (

@@ -88,9 +88,9 @@ def calibrate(
     if stamp not in ("kernel", "read"):
         raise PlanError(f"--stamp {stamp!r}: give kernel or read")
     if output is not None:
-        inputs.writable("--output", Path(output).absolute().parent)
-        if Path(output).is_dir():
-            raise PlanError(f"--output {output!r}: is a directory; name a file")
+        if "\0" in output or Path(output).is_dir():
+            raise PlanError(f"--output {output!r}: is not a file's name; give one such as calibration.json")
+        inputs.writable("--output", Path(output).parent)
     bench = _bench(cpu, server_cpu, stamp, selftest)
     limits.raise_descriptor_limit(max(*concurrencies, groundtruth.LADDER_CONCURRENCY if saturate else 1))
 
@@ -190,6 +190,7 @@ def _conclude(result: Mapping[str, Any], output: str | None, as_json: bool, quie
     from fastload.trace.writer import write_json
 
     if output is not None:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
         write_json(Path(output), result)
     if not keep:
         kept = "not kept: the self-test failed"

@@ -124,6 +124,7 @@ class Joining:
         self._blocks: list[_timing.Block] = []
         self._read = 0
         self._before = (0, 0, 0)
+        self._core_before: tuple[int, int] | None = None
 
     def begin_level(
         self, index: int, concurrency: int, planned: Callable[[int], int | None], max_tokens: int
@@ -131,7 +132,7 @@ class Joining:
         """Begin it in the trace; note what was spent until now."""
         self.writer.begin_level(index, concurrency, planned, max_tokens)
         self._blocks.clear()
-        self._before = _spent_so_far()
+        self._before, self._core_before = _spent_so_far(), _core_so_far(self.bench.cpu)
 
     def add_block(self, block: _timing.Block) -> None:
         """Keep the block for the join, and write it."""
@@ -164,7 +165,7 @@ class Joining:
             self.bench.requests += figures["requests"]
 
     def _spent(self, facts: LevelFacts) -> Spent:
-        own, wait, wakes = _spent_so_far()
+        (own, wait, wakes), core = _spent_so_far(), _core_so_far(self.bench.cpu)
         told = facts.instrument
         cpu, events = told["cpu_ns"], told["events"]
         assert isinstance(cpu, int | None) and isinstance(events, int)
@@ -175,6 +176,7 @@ class Joining:
             events=events,
             wait_ns=wait - self._before[1] if wakes else None,
             wakes=wakes - self._before[2],
+            others_share=_others(self._core_before, core, cpu or 0),
         )
 
     def _new_records(self) -> Any:
@@ -211,6 +213,28 @@ def _spent_so_far() -> tuple[int, int, int]:
     except (OSError, ValueError):
         return own, 0, 0
     return own, int(wait), int(wakes)
+
+
+def _core_so_far(cpu: int) -> tuple[int, int] | None:
+    """Return (now, ns the core has worked for programs or was stolen from it), None where the kernel does not tell.
+
+    Interrupts are left out: much of them is the network's work for us.
+    """
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        user, nice, system, _idle, _iowait, _irq, _softirq, steal = next(
+            map(int, line.split()[1:9]) for line in lines if line.startswith(f"cpu{cpu} ")
+        )
+    except (OSError, ValueError, StopIteration):
+        return None
+    return _timing.now_ns(), (user + nice + system + steal) * 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def _others(before: tuple[int, int] | None, after: tuple[int, int] | None, own_ns: int) -> float | None:
+    """Return the share of a core that was used by others, of the time between two looks at it."""
+    if before is None or after is None or after[0] <= before[0]:
+        return None
+    return max(0.0, (after[1] - before[1] - own_ns) / (after[0] - before[0]))
 
 
 def _measurer() -> int:

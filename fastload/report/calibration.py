@@ -21,6 +21,7 @@ LEGEND = (
     "in flight: time-weighted, from the server's log; off: against the level",
     "CPU us/ev: per SSE event, getrusage: meas the measuring process; tree it and the supervisor writing the trace, "
     "without the server",
+    "others: of the client's core, used by something else or stolen by a VM's host, without interrupts (/proc/stat)",
     "wait: mean time the measuring process was ready to run and had no core, at each wake-up (schedstat)",
 )
 
@@ -77,6 +78,7 @@ OWN = (
     Column(("CPU us/ev", "meas"), _at("cpu_us_per_event", "measurer"), opens=True),
     Column(("", "tree"), _at("cpu_us_per_event", "tree")),
     Column(("CPU", "%"), _at("cpu_share", scale=100)),
+    Column(("core", "others%"), _at("others_share", scale=100), opens=True),
     Column(("wait", "us"), _at("wait_us_per_wake")),
 )
 GROUPS = ((*LOAD, *_stamps("kernel"), *_stamps("read")), OWN, _errors("kernel"), _errors("read"))
@@ -114,7 +116,7 @@ def sentence(verdict: Mapping[str, Any]) -> str:
     told = []
     for name, found in verdict.items():
         if found is None:
-            told.append(f"no {name} stamps on this host")
+            told.append(f"{name} stamps were not in use")
         elif found["concurrency"] is None:
             told.append(f"with {name} stamps the client is NOT negligible on this host")
         else:

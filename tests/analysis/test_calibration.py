@@ -159,7 +159,7 @@ def test_arrivals_come_from_the_blocks_in_order_of_request() -> None:
         columns = {
             name: np.array([event[at] for event in events], kind).tobytes()
             for at, (name, kind) in enumerate(
-                (pair for pair in _timing.EVENT_COLUMNS if pair[0] not in ("bytes", "tokens"))
+                pair for pair in _timing.EVENT_COLUMNS if pair[0] not in ("bytes", "tokens")
             )
         }
         columns |= {name: np.zeros(len(events), "<i4").tobytes() for name in ("bytes", "tokens")}
@@ -169,7 +169,8 @@ def test_arrivals_come_from_the_blocks_in_order_of_request() -> None:
     text = _timing.CH_CONTENT
     found = calibration.arrivals(
         [
-            block([(10, 5, 0, sent, 0), (11, 4, 0, sent, 0), (20, 5, 7, text, 0), (21, 4, 3, text, 1), (21, 5, 0, none, 0)]),
+            block([(10, 5, 0, sent, 0), (11, 4, 0, sent, 0), (20, 5, 7, text, 0)]),
+            block([(21, 4, 3, text, 1), (21, 5, 0, none, 0)]),
             block([(30, 4, 2, text, 0), (31, 5, -1, text, 0), (32, 5, 1, done, 0)]),
         ]
     )
@@ -185,7 +186,7 @@ def test_negligible_up_to_the_last_level_that_passes_with_all_below() -> None:
     levels = [replace_level(Made().figures(), concurrency=c, events_per_s=c * 50.0) for c in (1, 2, 4, 8)]
     levels[2]["read"] = Made(read=900 * US).figures()["read"]
     found = calibration.judge(levels[::-1])
-    assert (found["kernel"]["concurrency"], found["kernel"]["events_per_s"], found["kernel"]["reasons"]) == (8, 400.0, [])
+    assert found["kernel"] == {"concurrency": 8, "events_per_s": 400.0, "reasons": []}
     assert found["read"]["concurrency"] == 2
     assert found["read"]["reasons"] == ["c=4: TTFT error (mean) 1.8 % of the truth"]
 
@@ -196,6 +197,7 @@ def test_negligible_up_to_the_last_level_that_passes_with_all_below() -> None:
         ({"coalesced_share": 0.011}, "read together with a later one"),
         ({"in_flight_off": -0.0101}, "off the load asked for"),
         ({"cpu_share": 0.81}, "of a core used by the measuring process"),
+        ({"others_share": 0.97}, "something else used 97 % of the client's core"),
         ({"wait_us_per_wake": 201.0}, "waited 201 us for its core at each wake-up, 1 % of an ITL"),
         ({"unmatched": 1}, "no counterpart"),
         ({"failed": 1}, "1 requests failed"),
@@ -210,8 +212,9 @@ def test_each_cause_by_itself_makes_both_stamps_not_negligible(changes: dict[str
 
 
 def test_a_host_that_does_not_tell_the_wait_is_judged_without() -> None:
-    level = Made().figures(wait_ns=None)
-    assert level["wait_us_per_wake"] is None and calibration.shortcomings(level, "kernel") == []
+    level = Made().figures(wait_ns=None, others_share=None)
+    assert level["wait_us_per_wake"] is level["others_share"] is None
+    assert calibration.shortcomings(level, "kernel") == []
 
 
 def test_stamps_hold_where_their_p99_is_below_a_hundredth_of_an_itl() -> None:

@@ -15,6 +15,7 @@ all of the request has come (`early=True`: when its head has). Stamps are CLOCK_
 import contextlib
 import json
 import re
+import select
 import socket
 import struct
 import threading
@@ -106,11 +107,21 @@ class Call:
         self.account(False)
         self.send(piece)
 
+    def finish_when(self, condition: Callable[[], bool], piece: bytes) -> None:
+        """`finish` as soon as `condition()`: no other request comes or goes between the two."""
+        with self.server.lock:
+            while not condition():
+                self.server.lock.wait(0.02)
+                if self.server.closing.is_set():
+                    raise LeaveError
+            self.account(False)
+        self.send(piece)
+
     def account(self, open: bool) -> None:
         """Count the request in or out."""
         if open != self.open:
             self.open = open
-            self.server.count(1 if open else -1)
+            self.server.count(self, open)
 
     def sleep(self, seconds: float) -> None:
         """Wait; the end of the test ends it too."""
@@ -123,8 +134,12 @@ class Call:
             self.sleep(0)
 
     def stay(self) -> None:
-        """Wait for the end of the test."""
-        self.sleep(WAIT_S)
+        """Say and read nothing more, until the client closes or the test ends."""
+        gone = select.poll()
+        gone.register(self.sock, select.POLLRDHUP)
+        while not gone.poll(20):
+            self.sleep(0)
+        raise LeaveError
 
     def read(self, most: int) -> bytes:
         """More of a body that has not all come, up to `most` bytes; empty when all has."""
@@ -158,21 +173,30 @@ class Server:
     def __init__(self, listener: socket.socket, script: Script, early: bool, accept: Callable[[int], bool]) -> None:
         self.listener, self.script, self.early, self.accept = listener, script, early, accept
         self.port = int(listener.getsockname()[1])
-        self.lock = threading.Condition()
+        self.lock = threading.Condition()  # its lock is reentrant
         self.accepts = 0
         self.requests: list[Seen] = []
-        self.in_flight = self.most_in_flight = 0
+        self.calls: list[Call] = []  # in flight, the oldest first
+        self.most_in_flight = 0
         self.faults: list[BaseException] = []
         self._socks: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self.closing = threading.Event()
 
-    def count(self, change: int) -> None:
-        """A request begins (1) or ends (-1)."""
+    def count(self, call: Call, open: bool) -> None:
+        """A request begins or ends."""
         with self.lock:
-            self.in_flight += change
+            if open:
+                self.calls.append(call)
+            else:
+                self.calls.remove(call)
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
             self.lock.notify_all()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests taken and not answered."""
+        return len(self.calls)
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
         """Wait until `condition()`; False when it does not come true within 20 s."""
