@@ -130,7 +130,7 @@ def table(c: int, runs: dict[str, list[dict[str, Any]]]) -> list[list[object]]:
     own = medians["fastload"]
     rows: list[list[object]] = []
     for name, m in medians.items():
-        more = [abs(m[key]) / abs(own[key]) if m[key] is not None and own[key] else None for key in ("ttft_mean", "cpu")]
+        more = [abs(m[key] / own[key]) if m[key] is not None and own[key] else None for key in ("ttft_mean", "cpu")]
         rows.append([
             c, name, m["ttft_mean"], m["ttft_p90"], more[0], m["itl"], m["stamp_p50"], m["stamp_p99"], m["in_flight"],
             m["cpu"], more[1],
@@ -242,7 +242,7 @@ def fastload() -> Client:
         start = "import sys; sys.argv[0] = 'fastload'; from fastload.cli import main; sys.exit(main())"
         return [
             sys.executable, "-P", "-c", start, "sweep", "--url", url, "--levels", str(c), "--num-requests",
-            str(requests), "--isl", "32", "--osl", str(tokens), "--quiet", "--output", str(folder / "runs"),
+            str(requests), "--isl", "400", "--osl", str(tokens), "--quiet", "--output", str(folder / "runs"),
         ]
 
     return Client("fastload", command, _read_fastload)

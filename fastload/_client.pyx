@@ -630,6 +630,8 @@ cdef class Engine:
             if code == FEED_COMPLETE:
                 self.settle(slot, C_END_COMPLETE, False)
                 return
+            if s.s.row[F_ERRNO] > 0:     # send() met the reset first, and the socket tells it once
+                end, error = C_END_RESET, <int>s.s.row[F_ERRNO]
         stream_cut(&s.s, self.rec)
         if s.s.row[F_DONE] >= 0:
             s.s.row[F_FLAGS] |= C_RF_FRAMING_BROKEN
@@ -669,6 +671,8 @@ cdef class Engine:
             row[F_RETRANSMITS] = info.tcpi_total_retrans - s.retransmits
             s.retransmits = info.tcpi_total_retrans
         row[F_END] = end
+        if end == C_END_COMPLETE:
+            row[F_ERRNO] = -1            # an early answer came whole: that sending failed says nothing more
         if row[F_DONE] < 0:
             row[F_DONE] = mono_ns()
         stream_end(&s.s, self.rec)
@@ -913,9 +917,9 @@ cdef class Engine:
         # An answer may lie in the socket that explains it (an early 413): reading goes on, only sending ends.
         cdef Slot *s = &self.slots[slot]
         s.sending = True             # and stays: the connection cannot serve again
+        s.s.row[F_ERRNO] = error
         self.watch_slot(slot, EPOLLIN | EPOLLRDHUP)
         if error != EPIPE and error != ECONNRESET:
-            s.s.row[F_ERRNO] = error
             self.settle(slot, C_END_RESET, False)
 
     cdef void watch_slot(self, int slot, uint32_t events) noexcept nogil:

@@ -30,9 +30,12 @@ COALESCED_LIMIT = 0.01  # of tokens
 IN_FLIGHT_LIMIT = 0.01  # of the level
 CPU_LIMIT = 0.80  # of one core
 WAIT_LIMIT = 0.01  # of an ITL, mean of the wake-ups
-# Of the client's core, used by others. A sleeper mostly gets its core at once even so, and the mean wait hides the rest:
-# now and then it waits a scheduler's slice, milliseconds, and by luck no token of the run may show it.
+# Of the client's core, used by others. A sleeper mostly gets its core at once even so, and the mean wait hides the
+# rest: now and then it waits a scheduler's slice, milliseconds, and by luck no token of the run may show it.
 OTHERS_LIMIT = 0.10
+
+CLOSE = 2.0  # a figure within this factor of its limit may fall on the other side next time
+REPEATS = 2
 
 BACKWARDS_NS = 1_000_000  # a stamp this much before its send belongs to another token, whatever the clocks say
 
@@ -242,6 +245,50 @@ def shortcomings(level: Figures, name: str) -> list[str]:
 _TITLES = {"mean": "mean", "p90": "P90"}
 
 
+def undecided(levels: Sequence[Figures]) -> list[int]:
+    """Return the levels (concurrency) to be measured again before a verdict: where it turns, if it turns narrowly.
+
+    Per kind of stamp these are the highest level that passes and the one above it, each only if one of its figures is
+    near a limit.
+    """
+    ordered = sorted(levels, key=lambda level: int(level["concurrency"]))
+    found: set[int] = set()
+    for name in SOURCES:
+        passed = 0
+        while passed < len(ordered) and not shortcomings(ordered[passed], name):
+            passed += 1
+        if passed < len(ordered):
+            turn = ordered[max(0, passed - 1) : passed + 1]
+            found |= {int(level["concurrency"]) for level in turn if _is_close(level, name)}
+    return sorted(found)
+
+
+def _is_close(level: Figures, name: str) -> bool:
+    own = level[name]
+    if own is None or (level["others_share"] or 0.0) >= OTHERS_LIMIT:
+        return False  # a core that is not the client's own decides it, not a narrow figure
+    shares = [own[key][figure] for key in ("ttft_error_share", "itl_error_share") for figure in ("mean", "p90")]
+    pairs = [(share, ERROR_LIMIT) for share in shares]
+    pairs += [(level["coalesced_share"], COALESCED_LIMIT), (level["in_flight_off"], IN_FLIGHT_LIMIT)]
+    return any(share is not None and limit / CLOSE < abs(share) < limit * CLOSE for share, limit in pairs)
+
+
+def median(same: Sequence[Figures]) -> Figures:
+    """Return one level measured several times as one: each figure's median, of faults the most."""
+    merged: Figures = {}
+    for key, value in same[0].items():
+        each = [one[key] for one in same if one[key] is not None]
+        if isinstance(value, Mapping):
+            merged[key] = median(each)
+        elif key in ("unmatched", "failed"):
+            merged[key] = max(each)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            merged[key] = type(value)(np.median(each))
+        else:
+            merged[key] = value
+    return merged
+
+
 def stamps_hold(level: Figures) -> bool:
     """Say whether the P99 of the stamp in use is off by less than 1 % of an ITL, all tokens joined."""
     own, itl_ms = level[level["stamp_source"]], level["true_itl_ms"]
@@ -446,7 +493,7 @@ def _rate(times: Ints, window: tuple[int, int] | None) -> float | None:
 
 
 def _p(values: Floats, percent: int) -> float | None:
-    return upper(np.sort(values), percent)
+    return upper(np.sort(rows.present(values)), percent)
 
 
 def _share(off: float | None, whole: float | None) -> float | None:

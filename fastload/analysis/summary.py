@@ -33,8 +33,8 @@ ITL_RULE = (
     "ITL is per request (TPOT): its percentiles are of per-request means; ICL pools the gaps between events"
 )
 WARMUP_RULE = (
-    "warm-up requests are never measured; a level takes over from the one before without draining,"
-    " and its first wave is measured"
+    "warm-up: one request alone opens the run (--warmup adds some at each level's head, handed over without draining);"
+    " never measured; each level's first wave is"
 )
 
 

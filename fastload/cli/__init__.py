@@ -103,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     `arguments` defaults to `sys.argv[1:]`. Never returns: raises SystemExit.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    _fill_standard_streams()
 
     def command() -> object:
         # Not `cli.main`: it has its own way with a broken pipe, and says nothing.
@@ -110,6 +111,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return cli.invoke(context)
 
     sys.exit(_guarded(command))
+
+
+def _fill_standard_streams() -> None:
+    """Open /dev/null where a caller closed stdin, stdout or stderr (cron, `<&-`).
+
+    Else the next file or pipe gets that number, and a child's standard stream in its place.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _guarded(run: Callable[[], object]) -> int:

@@ -102,6 +102,7 @@ def calibrate(
         measured: list[dict[str, Any]] = []
         for step, together in _by_step(concurrencies, step_ms):
             measured += bench.measure(step, groundtruth.planned_levels(together, rounds), osl)
+        measured = _measured_again(bench, measured, rounds, osl)
         saturated = groundtruth.saturate(bench) if saturate else None
     if brake.signum is not None:
         click.echo(f"fastload: stopped by {signal.Signals(brake.signum).name}; nothing is kept", err=True)
@@ -110,6 +111,25 @@ def calibrate(
     failed = bool(bench.differences)
     _conclude(result, output, as_json, quiet, keep=not failed)
     return EXIT_FAILED if failed else 0
+
+
+def _measured_again(
+    bench: Bench, measured: list[dict[str, Any]], rounds: int | None, osl: int
+) -> list[dict[str, Any]]:
+    """Return the levels with those on which the verdict turns narrowly measured again, as the median."""
+    from fastload.analysis import calibration
+    from fastload.cli.groundtruth import planned_levels
+
+    narrow = calibration.undecided(measured)
+    if narrow:
+        bench.shown.notice(f"close to a limit, measured again: c={', '.join(map(str, narrow))}")
+    merged = []
+    for level in measured:
+        same = [level]
+        for _ in range(calibration.REPEATS if level["concurrency"] in narrow else 0):
+            same += bench.measure(level["step_ms"], planned_levels([level["concurrency"]], rounds), osl)
+        merged.append(calibration.median(same) | {"times": len(same)})
+    return merged
 
 
 def _by_step(concurrencies: Sequence[int], step_ms: float | None) -> Iterator[tuple[float, list[int]]]:

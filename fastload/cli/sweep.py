@@ -105,8 +105,11 @@ def _run(
         _see_that_it_began(outcome)
         summary = _conclude(writer, outcome)
     shown.close()
-    _print(summary, asked)
-    _say_the_end(writer, outcome, summary, asked)
+    try:
+        _print(summary, asked)
+        _say_the_end(writer, outcome, summary, asked)
+    except OSError as error:  # EPIPE stays a BrokenPipeError
+        raise OSError(error.errno, f"the result cannot be printed: {error.strerror}; it is in {writer.path}") from error
     return exit_code(brake.signum or outcome.interrupted, outcome, summary["verdict"]["status"], asked.strict)
 
 

@@ -26,6 +26,7 @@ from fastload.load import connections, shared
 SWEEP_S = 0.1  # how often time limits are looked at
 BACKOFF_FIRST_MS = 100
 BACKOFF_LAST_MS = 2000
+WARMUP_FAILURES = 3  # a server that takes no connection now is not waited for: nothing was measured yet
 KEPT_WAIT_S = 0.3  # how long after the warm-up's answer a closing server is waited for
 CONNECTS_AT_ONCE = 128  # listen queues are often that long
 
@@ -77,6 +78,7 @@ class Measurer:
         self.backoff_ms: dict[int, int] = {}
         self.failed_at_last_done = (0, 0)
         self.gave_up = ""
+        self.patience = 0  # failures in a row that this level may have
         self.gc_pauses = 0
         self.lag_max_ns = 0
 
@@ -170,6 +172,7 @@ class Measurer:
         """One level from its first connection to its last row."""
         engine = self.engine
         self.cancelled, self.gave_up = False, ""
+        self.patience = WARMUP_FAILURES if learn else self.max_failures
         self.failed_at_last_done = (0, 0)
         self.backoff_ms.clear()
         self.over.clear()
@@ -332,8 +335,8 @@ class Measurer:
         if done != self.failed_at_last_done[0]:
             self.failed_at_last_done = (done, failed)
         in_a_row = failed - self.failed_at_last_done[1]
-        if in_a_row >= self.max_failures and not self.gave_up:
-            self.gave_up = f"{in_a_row} requests failed in a row (--max-failures {self.max_failures})"
+        if in_a_row >= self.patience and not self.gave_up:
+            self.gave_up = f"{in_a_row} requests failed in a row (--max-failures {self.patience})"
             self.engine.cancel()
             self.over.set()
 
@@ -367,10 +370,13 @@ class Measurer:
             self.say(do="sealed", index=index)
 
     def say(self, **message: object) -> None:
-        """One message as a JSON line."""
+        """One message as a JSON line. Without a supervisor there is nobody to tell: leave, and without a word."""
         data = orjson.dumps(message) + b"\n"
-        while data:
-            data = data[os.write(self.out, data) :]
+        try:
+            while data:
+                data = data[os.write(self.out, data) :]
+        except BrokenPipeError:
+            os._exit(1)
 
 
 if __name__ == "__main__":

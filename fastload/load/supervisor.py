@@ -434,7 +434,8 @@ class _Session:
             complete=not (died or end["cancelled"] or end["gave_up"] or end["short"]),
             started_ns=started,
             ended_ns=ended,
-            measured_planned=now.level.measured,
+            # With a time limit too, the number is the most there may be and no promise.
+            measured_planned=now.level.measured if now.level.duration_s is None else None,
             measured_done=counters["measured_done"],
             instrument={
                 "client_delay_us": {

@@ -39,6 +39,7 @@ def client_for(
         base_url=address.base_url,
         headers=sent,
         timeout=LOOK_TIMEOUT_S,
+        verify=address.scheme == "https",  # to load the certificates takes longer than all questions, and http has none
         trust_env=False,
         follow_redirects=False,
     )
@@ -56,13 +57,9 @@ def ask(
         except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
             # A kept connection that the server closed meanwhile fails like this once (llama.cpp does it).
             if attempt == 2:
-                raise NotYetError(
-                    f"{url}{path}: the answer is not HTTP or was cut off ({_reason(error)})"
-                ) from None
+                raise NotYetError(f"{url}{path}: the answer is not HTTP or was cut off ({_reason(error)})") from None
         except httpx.ConnectError as error:
-            raise NotYetError(
-                f"{url}: no connection ({_reason(error)}); is the server still running?"
-            ) from None
+            raise NotYetError(f"{url}: no connection ({_reason(error)}); is the server still running?") from None
         except httpx.TimeoutException:
             raise NotYetError(f"{url}{path}: no answer within {timeout_s:g} s") from None
         except httpx.HTTPError as error:

@@ -33,9 +33,7 @@ THREADS = 4
 _TRIAL_TEXT = "Before anything is measured: how many tokens, do you count, in this one line?"
 
 
-def token_counter(
-    target: Target, endpoint: str, key: Secret | None, headers: Mapping[str, str]
-) -> tuple[Count, bool]:
+def token_counter(target: Target, endpoint: str, key: Secret | None, headers: Mapping[str, str]) -> tuple[Count, bool]:
     """(count, exact): `count` gives each text's prompt tokens, template included; None where none are told.
 
     exact: the server's own tokenizer is asked, about a millisecond a text, and it agreed with `usage` of one
@@ -92,9 +90,7 @@ def _vllm(client: httpx.Client, target: Target, endpoint: str, text: str) -> int
     return tokens_in(read_json(ask(client, target.url, f"{target.root}/tokenize", body)))
 
 
-def _llamacpp(
-    client: httpx.Client, target: Target, endpoint: str, text: str, add_special: bool
-) -> int | None:
+def _llamacpp(client: httpx.Client, target: Target, endpoint: str, text: str, add_special: bool) -> int | None:
     if endpoint != "completions":
         messages = {"messages": [{"role": "user", "content": text}]}
         shaped = read_json(ask(client, target.url, f"{target.root}/apply-template", messages))
@@ -132,15 +128,13 @@ def which_tokenizer(client: httpx.Client, url: str, root: str, model: str) -> st
     return None
 
 
-def _by_generating(
-    client: httpx.Client, target: Target, endpoint: str, key: Secret | None, text: str
-) -> int | None:
+def _by_generating(client: httpx.Client, target: Target, endpoint: str, key: Secret | None, text: str) -> int | None:
     answer = complete_once(client, target.url, target.request_path(endpoint), target.model, endpoint, key, text)
     return prompt_tokens(answer.get("usage"))
 
 
 def prompt_tokens(usage: object) -> int | None:
-    """Tokens of the prompt in a usage object, OpenAI's or Anthropic's (cached ones apart); None where there are none."""
+    """Tokens of the prompt in a usage object, OpenAI's or Anthropic's (cached ones apart); None without them."""
     if not isinstance(usage, dict):
         return None
     told = usage.get("prompt_tokens")
@@ -185,9 +179,7 @@ def complete_once(
     answer = read_json(response)
     if status != 200:
         kind = NotYetError if status >= 500 or status == 429 else TargetError
-        raise kind(
-            f"{url}{path}: HTTP {status} to a request of one token: {said(response) or 'no reason given'}"
-        )
+        raise kind(f"{url}{path}: HTTP {status} to a request of one token: {said(response) or 'no reason given'}")
     if not isinstance(answer, dict) or _SIGN[endpoint] not in answer:
         raise TargetError(f"{url}{path}: the answer is not a completion as the {endpoint} API has it")
     return answer

@@ -43,6 +43,11 @@ class Plan:
     continuous_usage: bool = False  # asked for only where events hold several tokens: it costs the server something
     left_out: tuple[str, ...] = ()  # fields the server refused, in the order in which it did: see `without`
 
+    @property
+    def asks_usage(self) -> bool:
+        """Whether `stream_options` is sent: responses and messages tell their usage unasked, and know no such field."""
+        return self.include_usage and self.endpoint in ("chat", "completions")
+
     def body(self, request: int) -> bytes:
         """JSON of request number `request` (0 .. over the whole run); deterministic, distinct for each."""
         return encode(self, self.lengths.prompt(request))
@@ -109,7 +114,7 @@ def encode(plan: Plan, prompt: str, max_tokens: int | None = None) -> bytes:
     fields: dict[str, object] = {"model": plan.model, **question(plan.endpoint, prompt)}
     fields[limit_field(plan)] = plan.osl if max_tokens is None else max_tokens
     fields["stream"] = True
-    if plan.include_usage and plan.endpoint in ("chat", "completions"):  # the others tell it unasked
+    if plan.asks_usage:
         fields["stream_options"] = {"include_usage": True}
         if plan.continuous_usage:
             fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}

@@ -108,6 +108,11 @@ def footer(result: Mapping[str, Any]) -> list[str]:
     lines += _reasons(result["verdict"])
     lines += _selftest(result["selftest"])
     lines += _saturation(result["saturate"])
+    lines += [
+        f"note: c={level['concurrency']} was close to a limit: the medians of {level['times']} measurements are shown"
+        for level in result["levels"]
+        if level["times"] > 1
+    ]
     return [*lines, *(f"note: {text}" for text in (LOOPBACK, *result["notes"], *LEGEND))]
 
 

@@ -7,7 +7,8 @@ Plan     one thread, one epoll, one loop: accept, read requests, and at each ste
 Warning  this is an instrument, not an engine: it answers any POST to .../completions with a stream of so many equal
          chat tokens and knows no model. It reads only what it needs of HTTP: a content-length, and
          "max_completion_tokens" or "max_tokens" in the body. Clients look before they load: GET and HEAD of /health and
-         /v1/models are answered, anything else is 404; none of these is in the log.
+         /v1/models, and a completion that is not to be streamed, are answered at once; anything else is 404. None of
+         these is in the log.
 
     client ----- request ----> [kernel stamp of its last byte -> log]
            <---- event k ----- [clock -> log, then send]
@@ -97,9 +98,13 @@ cdef uint64_t TAG_TIMER = (<uint64_t>1 << 62) | 3
 # the shape of vLLM's events, so that a client reads what it will read in earnest
 cdef const char *HEAD = (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
                          b"transfer-encoding: chunked\r\n\r\n")
-cdef const char *MODELS = (b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s')
+cdef const char *JSON = (b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s')
 cdef const char *MODEL = (b'{"object":"list","data":[{"id":"%s","object":"model","created":1764500000,'
                           b'"owned_by":"fastload","max_model_len":131072}]}')
+cdef const char *WHOLE = (b'{"id":"truth-whole","object":"chat.completion","created":1764500000,"model":"%s",'
+                          b'"choices":[{"index":0,"message":{"role":"assistant","content":" token"},"logprobs":null,'
+                          b'"finish_reason":"length"}],"usage":{"prompt_tokens":%d,"total_tokens":%d,'
+                          b'"completion_tokens":%d}}')
 cdef const char *NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 cdef const char *ROLE = (b'data: {"id":"truth-%08u","object":"chat.completion.chunk","created":1764500000,'
                          b'"model":"%s","choices":[{"index":0,"delta":{"role":"assistant","content":""},'
@@ -398,32 +403,38 @@ cdef class Emitter:
             if c.n < whole:
                 return
             if c.request[0] == c'P' and memmem(c.request, line_of(c.request, c.n), b"/completions ", 13) != NULL:
-                self.begin_stream(c, stamp, head_end + 4, length)
+                self.begin_answer(c, stamp, head_end + 4, length)
             else:
                 self.answer_look(c)
             memmove(c.request, c.request + whole, c.n - whole)
             c.n -= whole
 
     cdef void answer_look(self, Conn *c) noexcept nogil:
-        cdef char text[1024]
         cdef char body[512]
         cdef Py_ssize_t line = line_of(c.request, c.n)
-        cdef int n, size
         if c.request[0] == c'P' or (memmem(c.request, line, b"/models ", 8) == NULL
                                     and memmem(c.request, line, b"/health ", 8) == NULL):
             send(c.fd, NOT_FOUND, strlen_c(NOT_FOUND), MSG_DONTWAIT | MSG_NOSIGNAL)
             return
-        size = snprintf(body, sizeof(body), MODEL, self.model_at)
-        if c.request[0] != c'G':
-            body[0] = 0              # HEAD: the length, not the body
-        n = snprintf(text, sizeof(text), MODELS, size, body)
-        send(c.fd, text, n, MSG_DONTWAIT | MSG_NOSIGNAL)
+        self.answer_json(c, body, snprintf(body, sizeof(body), MODEL, self.model_at))
 
-    cdef void begin_stream(self, Conn *c, int64_t stamp, const char *body, Py_ssize_t length) noexcept nogil:
+    cdef void answer_json(self, Conn *c, char *body, int size) noexcept nogil:
+        cdef char text[1024]
+        if c.request[0] == c'H':
+            body[0] = 0              # HEAD: the length, not the body
+        size = snprintf(text, sizeof(text), JSON, size, body)
+        send(c.fd, text, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+
+    cdef void begin_answer(self, Conn *c, int64_t stamp, const char *body, Py_ssize_t length) noexcept nogil:
+        cdef char whole[768]
         c.tokens = <uint32_t>number_after(body, length, b'"max_completion_tokens":',
                                           number_after(body, length, b'"max_tokens":', 16))
         if c.tokens < 1:
             c.tokens = 1
+        if not is_true(body, length, b'"stream":'):
+            self.answer_json(c, whole, snprintf(whole, sizeof(whole), WHOLE, self.model_at, <int>length,
+                                                <int>(length + c.tokens), c.tokens))
+            return
         c.serial = self.serial
         self.serial += 1
         self.note_at(stamp, c.serial, C_RECEIVED)
@@ -500,6 +511,16 @@ cdef long number_after(const char *p, Py_ssize_t n, const char *name, long absen
     """The number behind `name` in `n` bytes; blanks may stand between."""
     cdef char *at = <char *>memmem(p, n, name, strlen_c(name))
     return absent if at == NULL else strtol(at + strlen_c(name), NULL, 10)
+
+cdef bint is_true(const char *p, Py_ssize_t n, const char *name) noexcept nogil:
+    """Is the value behind `name` true?"""
+    cdef const char *at = <const char *>memmem(p, n, name, strlen_c(name))
+    if at == NULL:
+        return False
+    at += strlen_c(name)
+    while at < p + n - 1 and at[0] == c' ':
+        at += 1
+    return at[0] == c't'
 
 cdef Py_ssize_t strlen_c(const char *p) noexcept nogil:
     cdef Py_ssize_t n = 0

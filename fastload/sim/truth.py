@@ -21,6 +21,7 @@ from fastload.sim import _emit
 
 RECORDS = 1 << 25  # 512 MB of address space; only what is written takes disk
 BACKLOG = 4096
+TTFT_MS, STEP_MS = 50.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Pace:
     `step_ms` 0 sends without pace.
     """
 
-    ttft_ms: float = 50.0
-    step_ms: float = 20.0
+    ttft_ms: float = TTFT_MS
+    step_ms: float = STEP_MS
 
 
 def serve(pace: Pace, log_path: Path, cpu: int | None) -> None:
@@ -82,8 +83,8 @@ def main() -> None:
     """The command line of the module."""
     words = argparse.ArgumentParser(description="Serve equal tokens at a known pace, with a log of every send.")
     words.add_argument("--log", type=Path, required=True)
-    words.add_argument("--ttft-ms", type=float, default=Pace.ttft_ms)
-    words.add_argument("--step-ms", type=float, default=Pace.step_ms)
+    words.add_argument("--ttft-ms", type=float, default=TTFT_MS)
+    words.add_argument("--step-ms", type=float, default=STEP_MS)
     words.add_argument("--cpu", type=int)
     given = words.parse_args()
     serve(Pace(given.ttft_ms, given.step_ms), given.log, given.cpu)

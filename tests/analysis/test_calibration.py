@@ -146,6 +146,12 @@ def test_one_late_stamp_is_in_the_tail_and_in_the_itl_of_its_request() -> None:
     assert found["kernel"]["itl_error_us"] == pytest.approx({"mean": 20 / 6, "p90": 20.0})
 
 
+def test_a_request_without_an_itl_leaves_the_figures_finite() -> None:
+    made = Made()
+    made.rows[0]["itl_ms"] = None
+    assert made.figures()["kernel"]["itl_error_us"]["p90"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_read_stamps_alone_are_judged_alone() -> None:
     made = Made(late=203 * US, read=0)
     found = made.figures("read")
@@ -209,6 +215,30 @@ def test_each_cause_by_itself_makes_both_stamps_not_negligible(changes: dict[str
     found = calibration.judge([level | changes])
     for name in ("kernel", "read"):
         assert found[name]["concurrency"] is None and words in found[name]["reasons"][0]
+
+
+def test_only_where_the_verdict_turns_narrowly_a_level_is_measured_again() -> None:
+    def levels(*reads_us: int) -> list[dict[str, Any]]:
+        return [
+            replace_level(Made(read=read * US).figures(), concurrency=2**at) for at, read in enumerate(reads_us)
+        ]
+
+    assert calibration.undecided(levels(100, 100, 100)) == []  # it turns nowhere
+    assert calibration.undecided(levels(100, 100, 5000)) == []  # it turns clearly
+    assert calibration.undecided(levels(100, 450, 600, 300)) == [2, 4]  # limits are 500 us less the way
+    assert calibration.undecided(levels(600, 100)) == [1]
+    assert calibration.undecided([level | {"others_share": 0.9} for level in levels(450, 600)]) == []
+    assert calibration.undecided([]) == []
+
+
+def test_the_median_of_measurements_hides_no_fault() -> None:
+    one, two, three = Made().figures(), Made(late=5 * US).figures(), Made(late=90 * US).figures() | {"unmatched": 2}
+    found = calibration.median([one, three, two])
+    assert found["kernel"]["stamp_us"]["p50"] == 5.0 and found["concurrency"] == 2
+    assert found["unmatched"] == 2 and found["stamp_source"] == "kernel"
+    assert calibration.median([one]) == one
+    alone = Made().figures("read")
+    assert calibration.median([alone, alone])["kernel"] is None
 
 
 def test_a_host_that_does_not_tell_the_wait_is_judged_without() -> None:

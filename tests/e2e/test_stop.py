@@ -127,7 +127,7 @@ def test_a_killed_supervisor(slow_third: Any, children: Any, gone: Any) -> None:
 def test_the_embedded_engine_goes_with_a_killed_supervisor(
     start: Any, children: Any, gone: Any, until: Any, tmp_path: Path
 ) -> None:
-    process = start("sweep", "--levels", "2", "--duration", "30s")
+    process = start("sweep", "--levels", "2", "--osl", "8", "--duration", "30s")
     until(lambda: list(tmp_path.glob("results/*/requests/00-c2")))
     below = children(process.pid)
     assert len(below) == 2  # the engine and the measurer
@@ -139,7 +139,7 @@ def test_the_embedded_engine_goes_with_a_killed_supervisor(
 def test_ctrl_c_ends_the_embedded_engine_too(
     start: Any, children: Any, gone: Any, until: Any, interrupt: Any, tmp_path: Path
 ) -> None:
-    process = start("sweep", "--levels", "2", "--duration", "30s", "--json", "--quiet")
+    process = start("sweep", "--levels", "2", "--osl", "8", "--duration", "30s", "--json", "--quiet")
     until(lambda: list(tmp_path.glob("results/*/requests/00-c2")))
     until(lambda: list(tmp_path.glob("results/*/progress.json")))
     below = children(process.pid)

@@ -18,11 +18,45 @@ EVENTS, ROWS, ARENA = 32768, 256, 1 << 20  # of a block: the least that holds mo
 NEVER = 1 << 60  # ns
 
 
-class Rig:
-    """An engine of `slots` slots for the loopback port `port`.
+class Taken:
+    """What blocks held: `rows`, `events` per request (in order, CH_SENT included), `blobs`, and their sequences."""
 
-    `dial=False`: the engine does not connect by itself. `rows`, `events` (per request, in order, CH_SENT included)
-    and `blobs` are what `collect` has taken out of the sealed blocks.
+    def __init__(self) -> None:
+        self.rows: list[dict[str, int]] = []
+        self.events: dict[int, list[dict[str, int]]] = {}
+        self.blobs: list[tuple[int, int, int, bytes]] = []
+        self.sequences: list[int] = []
+
+    def add_block(self, block: _timing.Block) -> None:
+        """Take a block's columns as dicts."""
+        self.sequences.append(block.sequence)
+        fields = _timing.ROW_FIELDS
+        for values in struct.iter_unpack(f"<{len(fields)}q", block.rows):
+            self.rows.append(dict(zip(fields, values, strict=True)))
+        codes = {"<i8": "q", "<i4": "i", "u1": "B"}
+        columns: dict[str, Any] = {
+            name: struct.unpack(f"<{block.n_events}{codes[kind]}", block.events[name])
+            for name, kind in _timing.EVENT_COLUMNS
+        }
+        for i in range(block.n_events):
+            one = {name: values[i] for name, values in columns.items()}
+            self.events.setdefault(one["request"], []).append(one)
+        self.blobs += block.blobs
+
+    def stream(self, request: int) -> list[dict[str, int]]:
+        """The request's events without the marker of its sending."""
+        return [one for one in self.events.get(request, []) if one["channel"] != _timing.CH_SENT]
+
+    def error(self, request: int) -> str:
+        """What the measurer said of the request."""
+        said = [raw for number, _, kind, raw in self.blobs if (number, kind) == (request, _timing.BLOB_ERROR)]
+        return said[0].decode() if said else ""
+
+
+class Rig(Taken):
+    """An engine of `slots` slots for the loopback port `port`; what `collect` took out of its sealed blocks.
+
+    `dial=False`: the engine does not connect by itself.
     """
 
     def __init__(
@@ -36,6 +70,7 @@ class Rig:
         blocks: int = 4,
         rows: int = ROWS,
     ) -> None:
+        super().__init__()
         self.sizes = (EVENTS, rows, ARENA)
         self.memory = mmap.mmap(-1, blocks * _timing.block_bytes(*self.sizes))
         self.recorder = _timing.Recorder(self.memory, blocks, *self.sizes)
@@ -46,10 +81,6 @@ class Rig:
         if dial:
             self.engine.dial_to(family, connections.pack(family, self.address))
         self.next_request = 0
-        self.rows: list[dict[str, int]] = []
-        self.events: dict[int, list[dict[str, int]]] = {}
-        self.blobs: list[tuple[int, int, int, bytes]] = []
-        self.sequences: list[int] = []
 
     def open(self, *slots: int, connect_ns: int = -1) -> Self:
         """Connect these slots from Python."""
@@ -97,9 +128,17 @@ class Rig:
         """Has the level no request on the wire, and wants no more?"""
         return not self.engine.wants() and self.engine.busy == 0
 
-    def finish(self) -> Self:
-        """Turn until the level is over, connecting what was lost, then take everything."""
-        self.until(self.over, self.reconnect)
+    def finish(self, more: int = 0) -> Self:
+        """Turn until the level is over, connecting what was lost and arming `more` requests whenever fewer than that
+        are; then take everything.
+        """
+
+        def attend() -> None:
+            self.reconnect()
+            if self.engine.armed < more and self.engine.wants():
+                self.arm(more)
+
+        self.until(self.over, attend)
         return self.collect()
 
     def reconnect(self) -> None:
@@ -116,37 +155,12 @@ class Rig:
             block = _timing.read_block(self.memory, index, *self.sizes)
             assert block is not None
             _timing.release_block(self.memory, index, *self.sizes)
-            self.take(block)
+            self.add_block(block)
         return self
-
-    def take(self, block: _timing.Block) -> None:
-        """A block's columns as dicts."""
-        self.sequences.append(block.sequence)
-        fields = _timing.ROW_FIELDS
-        for values in struct.iter_unpack(f"<{len(fields)}q", block.rows):
-            self.rows.append(dict(zip(fields, values, strict=True)))
-        codes = {"<i8": "q", "<i4": "i", "u1": "B"}
-        columns: dict[str, Any] = {
-            name: struct.unpack(f"<{block.n_events}{codes[kind]}", block.events[name])
-            for name, kind in _timing.EVENT_COLUMNS
-        }
-        for i in range(block.n_events):
-            one = {name: values[i] for name, values in columns.items()}
-            self.events.setdefault(one["request"], []).append(one)
-        self.blobs += block.blobs
 
     def count(self, name: str) -> int:
         """A counter of the level."""
         return self.engine.counters()[name]
-
-    def stream(self, request: int) -> list[dict[str, int]]:
-        """The request's events without the marker of its sending."""
-        return [one for one in self.events.get(request, []) if one["channel"] != _timing.CH_SENT]
-
-    def error(self, request: int) -> str:
-        """What the measurer said of the request."""
-        said = [raw for number, _, kind, raw in self.blobs if (number, kind) == (request, _timing.BLOB_ERROR)]
-        return said[0].decode() if said else ""
 
 
 def descriptors() -> int:

@@ -328,3 +328,8 @@ def serve(
 def body_of(request: int, size: int = 0) -> bytes:
     """A request body that carries its number, padded to at least `size` bytes."""
     return b'{"n":%d,"p":"%s"}' % (request, b"x" * max(0, size - 16))
+
+
+def quick(call: Call) -> None:
+    """A script: answer at once."""
+    call.finish(answer("one"))

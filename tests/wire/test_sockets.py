@@ -26,7 +26,7 @@ from fastload import open_run
 pytestmark = pytest.mark.limit(240)  # the first test waits for all sweeps
 
 DATA = Path(__file__).parent / "data"
-PROCESSES = 3
+PROCESSES = 4
 SHORT_S = 0.002
 # Runs the command lines it is given, one JSON list a line, in one process; tells how each ended.
 RUNNER = """
@@ -132,7 +132,13 @@ OURS: dict[str, tuple[Play, dict[str, Any]]] = {
     # ---- servers as captured
     "vllm-messages": (
         captured("vllm/messages_anthropic", endpoint="messages"),
-        {"status": "ok", "prompt_tokens": 13, "completion_tokens": 12, "text_events": 12, "finish_reason": "max_tokens"},
+        {
+            "status": "ok",
+            "prompt_tokens": 13,
+            "completion_tokens": 12,
+            "text_events": 12,
+            "finish_reason": "max_tokens",
+        },
     ),
     "llamacpp-messages": (
         captured("llamacpp/messages_anthropic", "close", "messages"),
@@ -158,7 +164,7 @@ OURS: dict[str, tuple[Play, dict[str, Any]]] = {
         captured("llamacpp/chat_usage_false", "close"),
         {"status": "ok", "completion_tokens": 8, "prompt_tokens": 13, "token_source": "usage"},
     ),
-    "llamacpp-crash": (captured("llamacpp/crash_sigkill", "close"), {"status": "truncated", "completion_tokens": 500}),
+    "llamacpp-crash": (captured("llamacpp/crash_sigkill", "close"), {"status": "truncated", "completion_tokens": 501}),
     "vllm-sigterm": (
         captured("vllm/crash_apiserver_sigterm"),
         {"status": "stream_error", "finish_reason": None, "ttft_ms": None},
@@ -167,7 +173,21 @@ OURS: dict[str, tuple[Play, dict[str, Any]]] = {
         captured("vllm_spec/spec_logprobs"),
         {"status": "ok", "token_source": "logprobs", "itl_estimated": False},
     ),
-    "vllm-tokenids": (captured("vllm/completions_tokenids", endpoint="completions"), {"token_source": "token_ids"}),
+    "vllm-ends-at-once": (
+        captured("vllm/completions_tokenids", endpoint="completions"),
+        {"status": "ok", "completion_tokens": 1, "ttft_ms": None},
+    ),
+    "token-ids": (
+        whole(
+            events_of(
+                {"choices": [{"index": 0, "text": "a b c", "token_ids": [7, 8, 9], "finish_reason": None}]},
+                {"choices": [{"index": 0, "text": "", "token_ids": [4], "finish_reason": None}]},
+                {"choices": [{"index": 0, "text": "d", "token_ids": [5], "finish_reason": "length"}]},
+            ),
+            endpoint="completions",
+        ),
+        {"status": "ok", "token_source": "token_ids", "completion_tokens": 5, "tokens": [3, 1, 1, 0]},
+    ),
     "vllm-continuous": (captured("vllm_spec/spec_continuous"), {"completion_tokens": 160, "n_first": 1}),
     "vllm-all-reasoning": (captured("vllm_r1parser/nothink"), {"status": "ok", "ttfa_ms": None}),
     "transformers": (
@@ -270,7 +290,9 @@ OURS: dict[str, tuple[Play, dict[str, Any]]] = {
         {"status": "stream_error", "error": "Overloaded", "text": "Pa", "ttft_ms": None},
     ),
     "messages-cut": (
-        whole(head(b"Connection: close") + STARTED + block(type="text_delta", text="P"), end="close", endpoint="messages"),
+        whole(
+            head(b"Connection: close") + STARTED + block(type="text_delta", text="P"), end="close", endpoint="messages"
+        ),
         {"status": "incomplete", "text": "P"},
     ),
     "responses-reasons-and-calls": (
@@ -282,7 +304,9 @@ OURS: dict[str, tuple[Play, dict[str, Any]]] = {
                 response("output_item.added", item={"type": "function_call", "name": "f"}),
                 response("function_call_arguments.delta", delta="{}"),
                 response("output_text.done", text="Sky"),
-                response("completed", response={"status": "completed", "usage": {"input_tokens": 5, "output_tokens": 8}}),
+                response(
+                    "completed", response={"status": "completed", "usage": {"input_tokens": 5, "output_tokens": 8}}
+                ),
                 done=False,
             ),
             endpoint="responses",
@@ -314,10 +338,15 @@ OURS: dict[str, tuple[Play, dict[str, Any]]] = {
         {"status": "stream_error", "error": "engine stopped", "finish_reason": "stop"},
     ),
     "error-in-a-choice": (
-        whole(events_of(delta(content="a"), {"choices": [{"index": 0, "finish_reason": "error", "error": {"code": 1}}]})),
+        whole(
+            events_of(delta(content="a"), {"choices": [{"index": 0, "finish_reason": "error", "error": {"code": 1}}]})
+        ),
         {"status": "stream_error"},
     ),
-    "error-as-string": (whole(events_of({"error": "out of memory"})), {"status": "stream_error", "error": "out of memory"}),
+    "error-as-string": (
+        whole(events_of({"error": "out of memory"})),
+        {"status": "stream_error", "error": "out of memory"},
+    ),
     "body-string": (whole(refusal(401, {"error": "Unauthorized"})), {"status": "http_status", "error": "Unauthorized"}),
     "body-detail": (
         whole(refusal(422, {"detail": [{"loc": ["body", "n"], "msg": "too many"}]})),
@@ -337,11 +366,7 @@ OURS: dict[str, tuple[Play, dict[str, Any]]] = {
         {"status": "http_status", "http_status": 429, "retry_after_s": 1.5, "error": "slow down"},
     ),
     "503-date": (
-        whole(
-            refusal(
-                503, b"", "Retry-After: Mon, 30 Nov 2026 22:00:30 GMT", "Date: Mon, 30 Nov 2026 22:00:00 GMT"
-            )
-        ),
+        whole(refusal(503, b"", "Retry-After: Mon, 30 Nov 2026 22:00:30 GMT", "Date: Mon, 30 Nov 2026 22:00:00 GMT")),
         {"status": "http_status", "http_status": 503, "retry_after_s": 30.0, "error": "HTTP 503 X"},
     ),
     "redirect-hides-credentials": (
@@ -349,7 +374,10 @@ OURS: dict[str, tuple[Play, dict[str, Any]]] = {
         {"status": "redirect", "error": "redirects to http://***@elsewhere:9/v1?***", "http_status": 302},
     ),
     "finish-and-no-end": (
-        whole(head() + chunk(event("a")) + chunk(usage(1)) + chunk(b"data: " + json.dumps(STOP).encode() + b"\n\n"), end="close"),
+        whole(
+            head() + chunk(event("a")) + chunk(usage(1)) + chunk(b"data: " + json.dumps(STOP).encode() + b"\n\n"),
+            end="close",
+        ),
         {"status": "ok", "framing_broken": True, "completion_tokens": 1},
     ),
     "no-answer": (whole(end="close"), {"status": "truncated", "http_status": None}),
@@ -386,7 +414,8 @@ class Stage:
         seen.connections.append(call.seen.connection)
         seen.bodies.append(body)
         seen.heads.append(call.seen.head)
-        timeline, end = PLAYS[name].answers[number - 1]
+        answers = PLAYS[name].answers
+        timeline, end = answers[min(number, len(answers)) - 1]  # a request sent again is answered alike
         call.account(False)
         for wait_s, data in timeline:
             call.sleep(wait_s)
@@ -400,8 +429,11 @@ class Stage:
     @staticmethod
     def json(call: Call, status: int, value: object) -> None:
         data = json.dumps(value).encode()
-        call.finish(b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\n" % status
-                    + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        call.finish(
+            b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\n" % status
+            + b"Content-Length: %d\r\n\r\n" % len(data)
+            + data
+        )
 
     @staticmethod
     def counted(body: dict[str, Any]) -> dict[str, Any]:
@@ -510,7 +542,11 @@ def test_times(swept: dict[str, Seen], name: str) -> None:
     """No stamp is before its segment was sent, and each is after what it must be after. How late is for the benches."""
     row, expect = swept[name].rows[0], CASES[name]["expect"]["timing_ms"]
     sent = row["sent_ns"]
-    for ours, theirs in (("first_token_ns", "ttft"), ("last_token_ns", "last_token"), ("first_answer_ns", "first_answer")):
+    for ours, theirs in (
+        ("first_token_ns", "ttft"),
+        ("last_token_ns", "last_token"),
+        ("first_answer_ns", "first_answer"),
+    ):
         if name == "M07-tool-calls" and theirs == "first_answer":
             assert row[ours] is None  # a tool call is no content; the case counts it as an answer
         elif expect[theirs] is None:
@@ -558,7 +594,7 @@ def test_end_markers_complete_an_answer(swept: dict[str, Seen]) -> None:
 
 
 def test_bodies_of_each_api(swept: dict[str, Seen]) -> None:
-    chat, text = swept["azure"].bodies[0], swept["vllm-tokenids"].bodies[0]
+    chat, text = swept["azure"].bodies[0], swept["token-ids"].bodies[0]
     answers, messages = swept["vllm-responses"].bodies[0], swept["vllm-messages"].bodies[0]
     assert set(chat) == {"model", "messages", "max_tokens", "stream", "stream_options"}
     assert set(text) == {"model", "prompt", "max_tokens", "stream", "stream_options"}
