@@ -36,6 +36,14 @@ def update(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_calibration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests know nothing of the calibration a developer made on this host."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FASTLOAD_CALIBRATION", str(tmp_path_factory.mktemp("host") / "calibration.json"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
     """Ends a test that hangs: 60 s, or what `@pytest.mark.limit(seconds)` says."""

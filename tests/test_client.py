@@ -391,8 +391,8 @@ def test_no_descriptor_is_lost_over_many_connections() -> None:
         before = descriptors()
         rig.open(*range(8)).begin(8, 2000).finish(more=100)
         rig.engine.close_idle()
-        assert server.wait_for(lambda: server.connections == 0)
-        assert descriptors() == before
+        # the server's own are among them: it may be a moment behind
+        assert server.wait_for(lambda: descriptors() == before), descriptors() - before
         assert server.accepts > 1000
         measured = [row["request"] for row in rig.rows if row["role"] == t.ROLE_MEASURED]
         assert len(measured) == len(set(measured)) == 2000

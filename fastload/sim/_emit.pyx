@@ -155,6 +155,7 @@ cdef class Emitter:
         cdef char[::1] view = log
         cdef epoll_event ev
         cdef int64_t width
+        self.ep = self.timer = -1    # what __dealloc__ closes, should this fail
         if ttft_ns < 0 or step_ns < 0:
             raise ValueError(f"ttft_ns={ttft_ns} step_ns={step_ns}: not below 0")
         self.log = log
@@ -190,8 +191,10 @@ cdef class Emitter:
                 close(self.conns[i].fd)
             free(self.conns[i].request)
             free(self.conns[i].text)
-        close(self.ep)
-        close(self.timer)
+        if self.ep >= 0:
+            close(self.ep)
+        if self.timer >= 0:
+            close(self.timer)
         free(self.conns)
         free(self.running)
         free(self.buffer)
@@ -262,10 +265,10 @@ cdef class Emitter:
         cdef char *p
         cdef int n
         cdef ssize_t put
+        if c.token == c.tokens:
+            return self.emit_end(c)
         if c.token == 0:
             p, n = c.text, c.first_n
-            if c.tokens == 1:
-                p, n = c.text + c.first_n + c.token_n, c.last_n
         elif c.token + 1 < c.tokens:
             p, n = c.text + c.first_n, c.token_n
         else:
@@ -284,8 +287,20 @@ cdef class Emitter:
         c.token += 1
         if c.token < c.tokens:
             return True
-        # the answer's end is small and the socket has just taken more
-        send(c.fd, c.text + c.first_n + c.token_n + c.last_n, c.end_n, MSG_DONTWAIT | MSG_NOSIGNAL)
+        return self.emit_end(c)
+
+    cdef bint emit_end(self, Conn *c) noexcept nogil:
+        """Send what follows the last token; the socket may be full of tokens. False when the answer is over."""
+        cdef int n = c.end_n - <int>c.sent
+        cdef ssize_t put = send(c.fd, c.text + c.first_n + c.token_n + c.last_n + c.sent, n, MSG_DONTWAIT | MSG_NOSIGNAL)
+        if put < n:
+            if put < 0 and errno != EAGAIN and errno != EINTR:
+                self.drop(c)
+                return False
+            c.sent += put if put > 0 else 0
+            self.block(c, True)
+            return True
+        c.sent = 0
         self.note(c.serial, C_ENDED)
         self.unlist(c)
         return False
@@ -455,7 +470,7 @@ cdef class Emitter:
             c.text = <char *>malloc(8192)
         n = snprintf(text, sizeof(text), ROLE, c.serial, self.model_at)
         at += self.chunk(c.text + at, text, n)
-        n = snprintf(text, sizeof(text), TOKEN, c.serial, self.model_at, b"null")
+        n = snprintf(text, sizeof(text), TOKEN, c.serial, self.model_at, b"null" if c.tokens > 1 else b'"length"')
         at += self.chunk(c.text + at, text, n)
         c.first_n = at
         at += self.chunk(c.text + at, text, n)

@@ -339,7 +339,7 @@ def test_nobody_reads_its_messages_any_more() -> None:
         os.dup2(nothing, process.out)  # closes the pipe's reading end
         os.close(nothing)
         process.level(40)
-        assert process.ended() == (0, "")  # and no traceback on the user's terminal
+        assert process.ended()[1] == ""  # no traceback on the user's terminal
 
 
 def test_a_fault_of_its_own_ends_it() -> None:

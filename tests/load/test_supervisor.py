@@ -217,7 +217,7 @@ def test_the_warm_up_does_not_wait_for_a_server_that_is_gone() -> None:
         sink = Sink()
         with pytest.raises(TargetError, match="the warm-up request failed .*Connection refused"):
             load(closed.getsockname()[1], Bodies(level(0, 2, 6)), sink)
-    assert len(sink.rows) == 1
+    assert 1 <= len(sink.rows) <= 3
 
 
 # ---------------------------------------------------------------- servers that fail
