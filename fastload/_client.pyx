@@ -80,16 +80,6 @@ cdef extern from "<netinet/tcp.h>" nogil:
         uint32_t tcpi_total_retrans
     enum: IPPROTO_TCP "6", TCP_INFO, TCP_NODELAY
 
-cdef extern from * nogil:
-    """
-    #if defined(__x86_64__) || defined(__i386__)
-    #define fl_relax() __builtin_ia32_pause()
-    #else
-    #define fl_relax() __asm__ __volatile__("" ::: "memory")
-    #endif
-    """
-    void fl_relax()
-
 __all__ = ["Engine", "GAUGES", "ON_FREE"]
 
 ON_FREE = -1
@@ -101,6 +91,7 @@ cdef enum:
     DRAIN_LIMIT_NS = 1000000000      # how long the framing may follow [DONE]
     STALE_SAMPLES = 100
     LATE_NS = 1000000                # a send this far behind its due time is flagged
+    DRAIN_NS = 1000000               # how long a drain may go on for the sake of a due time before control runs
 
 cdef enum:
     EMPTY, DIALING, IDLE, BUSY       # states of a slot
@@ -319,14 +310,16 @@ cdef class Engine:
 
     def pump(self):
         """Send what is due to whoever is free (drain does so by itself)."""
-        if self.recorder.ready():
-            self.send_due()
+        if self.recorder.ready() and self.send_due():
+            self.wake_now()
 
     def drain(self):
         """Take what the kernel has for us, up to 256 events. True when Python has something to do: a slot to connect,
         requests to arm (fewer than `low_water` are left and the level wants more), a sealed block, the level's end."""
         cdef epoll_event events[BATCH]
-        cdef int n, i = 0
+        cdef int n, i
+        cdef int64_t until
+        cdef bint soon
         if not self.recorder.ready():
             if self.stalled_at == 0:
                 self.stalled_at = mono_ns()
@@ -335,12 +328,20 @@ cdef class Engine:
             self.g[G_STALLED_NS] += mono_ns() - self.stalled_at
             self.stalled_at = 0
         with nogil:
-            n = epoll_wait(self.ep, events, BATCH, 0)
-            # a full block ends the batch: epoll is level-triggered, so what is left comes again
-            while i < n and rec_room(self.rec):
-                self.on_event(&events[i])
-                i += 1
-            self.send_due()
+            until = mono_ns() + DRAIN_NS
+            while True:
+                n, i = epoll_wait(self.ep, events, BATCH, 0), 0
+                # a full block ends the batch: epoll is level-triggered, so what is left comes again
+                while i < n and rec_room(self.rec):
+                    self.on_event(&events[i])
+                    i += 1
+                # a send due within the next 120 us is waited for here, reading meanwhile
+                soon = self.send_due()
+                if not soon or self.n_todo or self.q_n < self.low_water or mono_ns() > until:
+                    break
+            # Python's turn; or a full block held a send back, and nothing else may come to wake us
+            if soon or (self.q_n and self.n_free and not rec_room(self.rec)):
+                self.wake_now()
         self.g[G_TEXT] = self.rec.texts
         if self.n_todo or self.recorder.sealed:
             return True
@@ -375,6 +376,7 @@ cdef class Engine:
                 continue
             if s.s.row[F_DONE] >= 0:
                 if now - s.s.row[F_DONE] > DRAIN_LIMIT_NS:
+                    s.s.row[F_FLAGS] |= C_RF_FRAMING_BROKEN
                     self.settle(i, C_END_COMPLETE, False)
             elif now - s.s.row[F_SENT] > total_ns:
                 self.fail(i, C_END_TIMEOUT, b"the whole request took longer than --timeout")
@@ -823,28 +825,28 @@ cdef class Engine:
         self.q_n -= 1
         return a
 
-    cdef void send_due(self) noexcept nogil:
-        """While a slot is free and the head of the queue is due: send it."""
+    cdef bint send_due(self) noexcept nogil:
+        """While a slot is free and the head of the queue is due: send it. True when one is due so soon that no timer
+        would be in time: look again at once."""
         cdef int slot, role
-        cdef int64_t due, now
+        cdef int64_t due, early
         cdef Slot *s
         while self.q_n and self.n_free and rec_room(self.rec):
             due = self.queue[self.q_head].due
             if due != C_ON_FREE:
-                now = mono_ns()
-                if due - now > WAKE_EARLY_NS:
+                early = due - mono_ns()
+                if early > WAKE_EARLY_NS:
                     self.wake_at(due - WAKE_EARLY_NS)
-                    return
-                while now < due:
-                    fl_relax()
-                    now = mono_ns()
+                    return False
+                if early > 0:
+                    return True
             self.n_free -= 1
             slot = self.free_slots[self.n_free]
             s = &self.slots[slot]
             role = self.next_role()
             if role < 0:
                 self.n_free += 1
-                return
+                return False
             s.out = self.pop()
             s.s.row[F_ATTEMPT] = 0
             if role == 1:
@@ -854,6 +856,7 @@ cdef class Engine:
                 self.warmup_left -= 1
             self.g[G_IN_FLIGHT] += 1
             self.transmit(slot, role, s.freed_ns if due == C_ON_FREE else due, due != C_ON_FREE)
+        return False
 
     cdef void transmit(self, int slot, int64_t role, int64_t due, bint timed) noexcept nogil:
         """The stamp, then the write: nothing stands between them."""
@@ -937,6 +940,10 @@ cdef class Engine:
         t.it_value.tv_sec = at // 1000000000
         t.it_value.tv_nsec = at % 1000000000
         timerfd_settime(self.pacer_fd, TFD_TIMER_ABSTIME, &t, NULL)
+
+    cdef void wake_now(self) noexcept nogil:
+        # a time long gone: the timer is due at once, and the descriptor readable
+        self.wake_at(1)
 
     cdef void watch_clock(self) noexcept:
         # never fires: it is cancelled, and so readable, the moment somebody sets the clock

@@ -161,6 +161,24 @@ cdef const char *value_of(const char *p, const char *end, const char *key, Py_ss
             return skip_blank(at + 1, end)
         p = at
 
+cdef bint ends_answer(const char *p, const char *end) noexcept nogil:
+    # /v1/responses and /v1/messages end with an event of their own; its type may stand anywhere in it
+    cdef const char *at = p
+    cdef Py_ssize_t n
+    if value_of(p, end, b'"choices"', 9) != NULL:
+        return False
+    while True:
+        at = value_of(at, end, b'"type"', 6)
+        if at == NULL:
+            return False
+        if at[0] == c'"':
+            n = string_end(at + 1, end) - at - 1
+            if (n == 12 and memcmp(at + 1, b"message_stop", 12) == 0) \
+                    or (n == 18 and memcmp(at + 1, b"response.completed", 18) == 0) \
+                    or (n == 19 and memcmp(at + 1, b"response.incomplete", 19) == 0) \
+                    or (n == 15 and memcmp(at + 1, b"response.failed", 15) == 0):
+                return True
+
 cdef bint is_set(const char *p, const char *end, const char *key, Py_ssize_t n) noexcept nogil:
     # present with a value that says something: not null, "", [] or {}
     cdef const char *at = value_of(p, end, key, n)

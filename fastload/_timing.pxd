@@ -14,6 +14,7 @@ cdef enum:
     C_FL_CHOICES = 8
     C_FL_FINISH = 16
     C_FL_USAGE = 32
+    C_FL_NAMED_ERROR = 64
     C_RF_SSE = 1
     C_RF_DONE = 2
     C_RF_FRAMING_BROKEN = 4

@@ -20,7 +20,8 @@ from fastload.errors import TargetError
 from fastload.load import shared
 from fastload.load.secrets import Secret
 from fastload.load.target import Target
-from fastload.plan import Level, Plan
+from fastload.load.target_client import api_headers
+from fastload.plan import Level, Plan, refused_field, without
 
 WATCH_S = 0.5
 TICK_S = 0.1
@@ -29,6 +30,7 @@ START_S = 30.0
 SLICE_REQUESTS = 256
 SLICE_BYTES_GOAL = 4 << 20
 WARMUP_LEVEL = -1
+REFUSALS = (400, 422, 500)  # how servers answer to a field they do not know; 500 where they pass it on as an argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,9 +337,18 @@ class _Session:
         """One request alone, and what it teaches: is the connection kept, does an event hold several tokens?
 
         If it does, a second one asks for continuous usage, so that tokens are counted event by event; where the server
-        refuses or ignores that, it is not asked for. Raises TargetError when the first fails.
+        refuses or ignores that, it is not asked for. Fields that a run can do without and the server refuses are left
+        out, one warm-up request each. Raises TargetError when the last of them fails.
         """
-        row = self.warm_up_once(WARMUP_LEVEL)
+        index = WARMUP_LEVEL
+        row = self.warm_up_once(index)
+        while row is not None and row["http_status"] in REFUSALS:
+            field = refused_field(str(row["error"]))
+            fewer = self.plan if field is None else without(self.plan, field)
+            if fewer is self.plan:
+                break
+            self.plan, index = fewer, index - 1
+            row = self.warm_up_once(index)
         if row is None:
             return
         if row["status"] != "ok":
@@ -345,12 +356,14 @@ class _Session:
             raise TargetError(
                 f"--url {self.target.url}: the warm-up request failed ({row['status']}: {said}); nothing was measured"
             )
+        if not self.plan.include_usage or self.plan.endpoint not in ("chat", "completions"):
+            return                   # there is no continuous usage to ask for
         tokens, events = row["completion_tokens"], row["text_events"]
         # the end token of a stop has no event of its own
         if isinstance(tokens, int) and isinstance(events, int) and row["token_source"] == "usage" and events + 1 < tokens:
             plain, kept = self.plan, self.kept
             self.plan = replace(plain, continuous_usage=True)
-            row = self.warm_up_once(WARMUP_LEVEL - 1)
+            row = self.warm_up_once(index - 1)
             if row is None or row["status"] != "ok" or row["token_source"] != "continuous_usage":
                 self.plan, self.kept = plain, kept
 
@@ -516,8 +529,7 @@ def _request_head(target: Target, endpoint: str, key: Secret | None, headers: Ma
         "Accept-Encoding": "identity",
         "Content-Type": "application/json",
     }
-    if key is not None:
-        fields["Authorization"] = key.bearer()
+    fields |= api_headers(endpoint, key)
     own = {name.lower(): name for name in fields}
     for name, value in headers.items():
         fields[own.get(name.lower(), name)] = value

@@ -134,7 +134,7 @@ TOKENS_COLUMNS: Final[tuple[tuple[str, pa.DataType, str, str], ...]] = (
         "flags",
         pa.list_(pa.uint8()),
         "",
-        "per event, bits: 1 coalesced, 2 clamped, 4 read stamp, 8 choices, 16 finish, 32 usage",
+        "per event, bits: 1 coalesced, 2 clamped, 4 read stamp, 8 choices, 16 finish, 32 usage, 64 named error",
     ),
     ("text", pa.string(), "", "with --save-text: content (or refusal) of the answer"),
     ("reasoning_text", pa.string(), "", "with --save-text: reasoning"),

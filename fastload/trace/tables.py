@@ -28,6 +28,7 @@ from fastload._timing import (
     FL_CLAMPED,
     FL_COALESCED,
     FL_FINISH,
+    FL_NAMED_ERROR,
     FL_READ,
     FL_USAGE,
     RF_DONE,
@@ -44,7 +45,6 @@ Blob = tuple[int, int, bytes]  # ordinal, kind, bytes
 
 ROLES: Final = ("warmup", "measured", "fill")
 STAMP_SOURCES: Final = ("read", "kernel")
-FL_NAMED_ERROR: Final = 64  # the event came under the name `error` (an `event: error` line)
 # finish_reasons with which the model itself ended: it sampled an end token, which has no text.
 _STOPPED: Final = frozenset({"stop", "end_turn", "completed", "eos", "eos_token"})
 AT: Final = {name: i for i, name in enumerate(ROW_FIELDS)}  # column of a row record

@@ -83,7 +83,8 @@ def test_a_run_directory(tmp_path: Path, recording: Any) -> None:
         (0, "00-c1"),
         (1, "01-c8"),
     ]
-    assert manifest["levels"][2] == {**dataclasses.asdict(facts(1, 8)), "dir": "01-c8"}
+    told = dataclasses.asdict(facts(1, 8)) | {"dir": "01-c8", "instrument": {"gc_pauses": 0, "lost_events": 0}}
+    assert manifest["levels"][2] == told
     assert json.loads((run.path / "progress.json").read_text()) == {"done": 1}
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z level 1", (run.path / "run.log").read_text())
 

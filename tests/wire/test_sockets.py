@@ -51,6 +51,7 @@ class Play:
     answers: list[tuple[list[tuple[float, bytes]], str]]  # per request: (wait in s, segment)s, and the end
     endpoint: str = "chat"
     more: tuple[str, ...] = ()
+    refuses: tuple[tuple[str, int, object], ...] = ()  # (body field, status, JSON): the answer where it is sent
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Seen:
     err: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     connections: list[int] = field(default_factory=list)  # of the measured requests
     bodies: list[dict[str, Any]] = field(default_factory=list)
     heads: list[bytes] = field(default_factory=list)
@@ -380,9 +382,52 @@ OURS: dict[str, tuple[Play, dict[str, Any]]] = {
         ),
         {"status": "ok", "framing_broken": True, "completion_tokens": 1},
     ),
+    "event-named-error": (
+        whole(events_of(delta(content="a"), b"event: error\ndata: overloaded\n\n")),
+        {"status": "stream_error", "error": "overloaded", "text": "a"},
+    ),
+    "event-named-error-flat": (
+        whole(events_of(delta(content="a"), named("error", {"msg": "busy", "retry": True}), STOP)),
+        {"status": "stream_error", "error": "busy"},
+    ),
     "no-answer": (whole(end="close"), {"status": "truncated", "http_status": None}),
 }
-PLAYS = {name: of_case(case) for name, case in CASES.items()} | {name: play for name, (play, _) in OURS.items()}
+GOOD = [([(SHORT_S, answer("a", "b"))], "keep_open")]
+EOS, MINIMUM = ("--ignore-eos",), ("--extra-body", '{"min_tokens": 64}')
+OPENAI = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+# name -> (play, fields left out)
+REFUSED: dict[str, tuple[Play, list[str]]] = {
+    "transformers": (
+        Play(GOOD, "chat", (*EOS, *MINIMUM), (
+            ("min_tokens", 422, {"detail": "Unexpected fields in the request: {'min_tokens'}"}),
+            ("ignore_eos", 422, {"detail": "Unexpected fields in the request: {'ignore_eos'}"}),
+        )),
+        ["min_tokens", "ignore_eos"],
+    ),
+    "fastapi": (
+        Play(GOOD, "chat", EOS, (
+            ("ignore_eos", 422, {"detail": [{"loc": ["body", "ignore_eos"], "msg": "Extra inputs are not permitted"}]}),
+        )),
+        ["ignore_eos"],
+    ),
+    "stream-options": (
+        Play(GOOD, "completions", (), (
+            ("stream_options", 400, {"error": "Unrecognized request argument supplied: stream_options"}),
+        )),
+        ["stream_options"],
+    ),
+    "openai": (Play(GOOD, "chat", (), (("max_tokens", 400, {"error": {"message": OPENAI}}),)), ["max_tokens"]),
+}  # fmt: skip
+PLAYS = (
+    {name: of_case(case) for name, case in CASES.items()}
+    | {name: play for name, (play, _) in OURS.items()}
+    | {f"refuses-{name}": play for name, (play, _) in REFUSED.items()}
+    | {
+        "value-refused": Play(GOOD, refuses=(("stream_options", 400, {"error": "max_tokens is too large: 64"}),)),
+        "key": Play([([(SHORT_S, (DATA / "captures/vllm/messages_anthropic.raw").read_bytes())], "keep_open")],
+                    "messages", ("--api-key", "sk-abc")),
+    }
+)  # fmt: skip
 
 
 # ---- the server and the sweeps
@@ -404,6 +449,9 @@ class Stage:
         body = json.loads(call.seen.body)
         if "stream" not in body:
             return self.json(call, 404, {"detail": "Not Found"})
+        for refused, status, said in PLAYS[name].refuses:
+            if refused in body:
+                return self.json(call, status, said)
         if not body["stream"]:
             return self.json(call, 200, self.counted(body))
         number = self.streams[name]
@@ -466,6 +514,7 @@ def sweep_all(names: list[str], port: int, output: Path, seen: dict[str, Seen]) 
         one.code, one.err = code, err
         for path in (output / name).iterdir() if (output / name).exists() else ():
             run = open_run(path)
+            one.left_out = run.manifest["plan"]["left_out"]
             one.rows = [row for row in run.requests("00-c1").to_pylist() if row["role"] == "measured"]
             of = {events["request"]: events for events in run.tokens("00-c1").to_pylist()}
             one.events = [of[row["request"]] for row in one.rows]
@@ -579,6 +628,27 @@ def test_answer(swept: dict[str, Seen], name: str) -> None:
     if row["completion_tokens"] is not None:
         assert sum(events["tokens"]) == row["completion_tokens"]
     assert "hunter2" not in seen.err
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_field_is_left_out(swept: dict[str, Seen], name: str) -> None:
+    seen, left_out = swept[f"refuses-{name}"], REFUSED[name][1]
+    assert len(seen.rows) == 1, seen.err
+    assert seen.rows[0]["status"] == "ok" and seen.left_out == left_out
+    assert not set(left_out) & seen.bodies[0].keys()
+    assert ("max_completion_tokens" in seen.bodies[0]) == (name == "openai")
+
+
+def test_a_refused_value_is_a_failure(swept: dict[str, Seen]) -> None:
+    seen = swept["value-refused"]
+    assert (seen.code, seen.rows) == (1, []) and "max_tokens is too large" in seen.err
+
+
+def test_the_messages_api_gets_its_headers(swept: dict[str, Seen]) -> None:
+    head = swept["key"].heads[0].lower()
+    assert b"\r\nx-api-key: sk-abc\r\n" in head and b"\r\nanthropic-version: 2023-06-01\r\n" in head
+    assert b"\r\nauthorization: bearer sk-abc\r\n" in head
+    assert "sk-abc" not in swept["key"].err
 
 
 def test_words_of_real_servers(swept: dict[str, Seen]) -> None:

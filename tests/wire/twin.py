@@ -7,6 +7,7 @@ Warning  Where we leave the specifications on purpose, the rule stands in the do
 """
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from fastload import _timing as t
 
 HEAD_LIMIT = 65536
 SIZE_DIGITS = 15
+# How the APIs that have no [DONE] say that an answer is over.
+END_MARKER = re.compile(rb'"type"[ \t\r\n]*:[ \t\r\n]*"(message_stop|response\.(completed|incomplete|failed))"')
+CHOICES = re.compile(rb'"choices"[ \t\r\n]*:')
 
 
 @dataclass(slots=True)
@@ -100,13 +104,14 @@ def read_answer(reads: Sequence[bytes], stamps: Sequence[int], eof_ns: int | Non
                 stamp = stamps[read]
                 flags = t.FL_COALESCED if ends[read] > message.own_end(found.end) else 0
             event = carries(payload)
-            if found.error and event.channel != t.CH_DONE:
+            if found.error and event.channel != t.CH_DONE:  # a parser reads it, and its name says what it is
                 event.channel = t.CH_ODD
             event.stamp = stamp
             event.flags |= flags
             answer.events.append(event)
             if payload == b"[DONE]":
                 answer.done = True
+            if payload == b"[DONE]" or (END_MARKER.search(payload) and not CHOICES.search(payload)):
                 answer.done_ns = stamp if answer.done_ns < 0 else answer.done_ns
     if answer.code == 1:
         answer.framing_end_ns = end_ns
