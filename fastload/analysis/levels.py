@@ -205,7 +205,7 @@ def _lengths(requests: pa.Table, ok: Bools, text_events: int) -> LevelFigures:
 
     asked, got = rows.floats(requests, "max_tokens")[ok], rows.floats(requests, "completion_tokens")[ok]
     with np.errstate(invalid="ignore"):
-        early = int((got < asked).sum())
+        early, beyond = int((got < asked).sum()), int((got > asked).sum())
     counted = float(np.nansum(got))
     return {
         "prompt_tokens_mean": rows.mean(of("prompt_tokens")),
@@ -214,6 +214,7 @@ def _lengths(requests: pa.Table, ok: Bools, text_events: int) -> LevelFigures:
         "completion_tokens_mean": rows.mean(of("completion_tokens")),
         "max_tokens_mean": rows.mean(of("max_tokens")),
         "early_stops": early,
+        "overruns": beyond,
         "tokens_per_event": counted / text_events if text_events and counted else None,
         "token_sources": rows.counts(requests.filter(pa.array(ok)), "token_source"),
         "itl_estimated": int((rows.flags(requests, "itl_estimated") & ok).sum()),

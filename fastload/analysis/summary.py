@@ -69,6 +69,8 @@ def summarise_levels(
         if requests.num_rows or facts.get("complete")
     ]
     status = str(manifest.get("status", "complete"))
+    judged = verdict(figures, status, manifest.get("calibration"))
+    judged["notes"] += _plan_notes(manifest.get("plan") or {})
     marks = (slo.Mark(each["level"], each["slo"], each["latency_s"]["mean"]) for each in figures)
     target = manifest.get("target") or {}
     return {
@@ -92,12 +94,24 @@ def summarise_levels(
             "itl": ITL_RULE,
             "warmup": WARMUP_RULE,
         },
-        "verdict": verdict(figures, status, manifest.get("calibration")),
+        "verdict": judged,
         "slo": asdict(limits),
         "levels_not_run": _not_run(manifest, figures),
         "levels": figures,
         "capacity": asdict(slo.capacity(marks)),
     }
+
+
+def _plan_notes(plan: Mapping[str, Any]) -> list[str]:
+    """Say what the warm-up changed in the requests."""
+    notes = []
+    if plan.get("left_out"):
+        notes.append(f"fields the server refuses, left out after the warm-up: {', '.join(plan['left_out'])}")
+    if plan.get("continuous_usage_stats"):
+        notes.append(
+            "continuous usage was asked for, since events hold several tokens: counting costs the server something"
+        )
+    return notes
 
 
 def _not_run(manifest: Mapping[str, Any], figures: list[LevelFigures]) -> list[int]:

@@ -90,10 +90,10 @@ def _doubts(level: LevelFigures, calibration: Mapping[str, Any]) -> list[str]:
     error_us = stamp_error_us(level, calibration)
     for name, figure_us in (("TTFT", ttft_us), ("ITL", itl_us)):
         if figure_us and error_us / figure_us > STAMP_ERROR_SUSPECT:
-            found.append(f"stamp error {error_us:.3g} us is {_percent(error_us / figure_us)} of {name}")
+            found.append(f"stamp error {_plain(error_us)} us is {_percent(error_us / figure_us)} of {name}")
     delay_us = level["client_delay_us"]["p99"] or 0.0
     if itl_us and delay_us > DELAY_SUSPECT * itl_us:
-        found.append(f"client delay P99 {delay_us:.3g} us is {_percent(delay_us / itl_us)} of an ITL")
+        found.append(f"client delay P99 {_plain(delay_us)} us is {_percent(delay_us / itl_us)} of an ITL")
 
     off = _in_flight_off(level)
     if off is not None and IN_FLIGHT_SUSPECT < abs(off) <= IN_FLIGHT_INVALID:
@@ -101,7 +101,7 @@ def _doubts(level: LevelFigures, calibration: Mapping[str, Any]) -> list[str]:
     free_us = level["turnaround_us"]["mean"] or 0.0
     if latency_us and free_us / latency_us > TURNAROUND_SUSPECT:
         found.append(
-            f"slots stood free {free_us:.3g} us between requests, {_percent(free_us / latency_us)} of latency"
+            f"slots stood free {_plain(free_us)} us between requests, {_percent(free_us / latency_us)} of latency"
         )
 
     for name, actual, planned in (
@@ -155,7 +155,7 @@ def _calibration_note(levels: Sequence[LevelFigures], calibration: Mapping[str, 
     highest = max(level["level"] for level in levels)
     beyond = f"; c={highest} is beyond what was calibrated" if highest > max(each[1] for each in found) else ""
     return (
-        f"stamps: {', '.join(sources)} (calibrated on this host: stamp error P99 {error_us:.3g} us at c={at};"
+        f"stamps: {', '.join(sources)} (calibrated on this host: stamp error P99 {_plain(error_us)} us at c={at};"
         f" calibrate: client negligible {upto}, against a simulated server on loopback{beyond})"
     )
 
@@ -200,7 +200,7 @@ def _delay_note(levels: Sequence[LevelFigures]) -> list[str]:
     if level is None:
         return ["client delay: not known"]
     delay = level["client_delay_us"]
-    figures = ", ".join(f"{name} {delay[key]:.3g}" for name, key in _DELAYS if delay[key] is not None)
+    figures = ", ".join(f"{name} {_plain(delay[key])}" for name, key in _DELAYS if delay[key] is not None)
     return [f"client delay (read time - kernel stamp), us: {figures} (worst level, c={level['level']})"]
 
 
@@ -214,7 +214,7 @@ def _turnaround_note(levels: Sequence[LevelFigures]) -> list[str]:
     free = level["turnaround_us"]
     share = free["mean"] / 1e6 / level["latency_s"]["mean"]
     return [
-        f"slot turn-around (free to next send): mean {free['mean']:.3g}, P99 {free['p99']:.3g} us,"
+        f"slot turn-around (free to next send): mean {_plain(free['mean'])}, P99 {_plain(free['p99'])} us,"
         f" {_percent(share)} of latency (worst level, c={level['level']})"
     ]
 
@@ -242,15 +242,15 @@ def _process_note(levels: Sequence[LevelFigures]) -> list[str]:
     if pauses:
         told.append(f"{sum(pauses)} GC pauses")
     for key, text in (
-        ("loop_lag_max_ms", "longest loop lag {:.3g} ms"),
-        ("stalled_ms", "stalled {:.3g} ms"),
-        ("events_per_read", "up to {:.3g} events a read"),
+        ("loop_lag_max_ms", "longest loop lag {} ms"),
+        ("stalled_ms", "stalled {} ms"),
+        ("events_per_read", "up to {} events a read"),
         ("stray_bytes", "{} stray bytes"),
         ("stale_retries", "{} retries on stale connections"),
     ):
         figures = [level["instrument"][key] for level in levels if level["instrument"][key]]
         if figures:
-            told.append(text.format(max(figures)))
+            told.append(text.format(_plain(max(figures))))
     return [f"measuring process: {', '.join(told)}"] if told else []
 
 
@@ -297,6 +297,9 @@ def _length_notes(levels: Sequence[LevelFigures]) -> list[str]:
         f" output {_figure(output)}/{_figure(asked)}"
     )
     early, ok = sum(level["early_stops"] for level in levels), sum(level["ok"] for level in levels)
+    beyond = sum(level["overruns"] for level in levels)
+    if beyond:
+        notes.append(f"WARNING: {beyond} of {ok} answers went beyond the length asked for: the limit was ignored")
     if early:
         notes.append(
             f"WARNING: {early} of {ok} answers stopped early: {_figure(output)} of {_figure(asked)} tokens"
@@ -387,3 +390,8 @@ def _percent(share: float) -> str:
 
 def _us(milliseconds: float | None) -> float:
     return (milliseconds or 0.0) * 1e3
+
+
+def _plain(figure: float) -> str:
+    """Three figures, and never an exponent: 0.0123, 4.57, 3,960."""
+    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.3g}"

@@ -356,11 +356,10 @@ class _Session:
             raise TargetError(
                 f"--url {self.target.url}: the warm-up request failed ({row['status']}: {said}); nothing was measured"
             )
-        if not self.plan.include_usage or self.plan.endpoint not in ("chat", "completions"):
-            return                   # there is no continuous usage to ask for
         tokens, events = row["completion_tokens"], row["text_events"]
         # the end token of a stop has no event of its own
-        if isinstance(tokens, int) and isinstance(events, int) and row["token_source"] == "usage" and events + 1 < tokens:
+        bundles = isinstance(tokens, int) and isinstance(events, int) and events + 1 < tokens
+        if bundles and row["token_source"] == "usage" and self.plan.asks_usage:
             plain, kept = self.plan, self.kept
             self.plan = replace(plain, continuous_usage=True)
             row = self.warm_up_once(index - 1)

@@ -105,7 +105,7 @@ def test_invalid(level: dict[str, Any], changes: dict[str, Any], words: str) -> 
         ({"instrument.cpu_share": 0.81}, "used 81 % of its CPU"),
         ({"clamped_share": 0.011}, "of ITL"),
         ({"coalesced_share": 0.5, "client_delay_us.p99": 300.0}, "stamp error 150 us is 1.5 % of TTFT"),
-        ({"client_delay_us.p99": 5100.0}, "client delay P99 5.1e+03 us is 51 % of an ITL"),
+        ({"client_delay_us.p99": 5100.0}, "client delay P99 5,100 us is 51 % of an ITL"),
         ({"turnaround_us.mean": 500.0}, "slots stood free 500 us between requests"),
     ],
 )
