@@ -122,6 +122,7 @@ cdef struct Slot:
     int fd
     uint32_t generation
     uint8_t state, sending, retry, kernel
+    uint8_t answered                 # this connection, or the last one, brought a byte of an answer
     Armed out
     Py_ssize_t sent
     int64_t freed_ns                 # when the slot could have sent next: the done_ns of the request before
@@ -162,6 +163,7 @@ cdef class Engine:
     cdef public int64_t warmup_left, measured_left, until_ns
     cdef readonly int64_t measured_open, level_start_ns, measured_end_ns
     cdef public bint reuse
+    cdef bint stopped                # cancelled: nothing more is sent before the next begin_level
     cdef public int low_water
     cdef int64_t pacer_at, stalled_at
     cdef int family, streams
@@ -174,14 +176,14 @@ cdef class Engine:
         cdef char[::1] view = gauges
         cdef epoll_event ev
         cdef int on = 1
+        # before anything can fail: __dealloc__ closes what is not -1, and 0 is stdin
+        self.ep = self.clock_fd = self.pacer_fd = self.dummy_fd = -1
         if view.shape[0] < MEMORY_BYTES:
             raise ValueError(f"gauges: {MEMORY_BYTES} bytes are needed, the buffer has {view.shape[0]}")
         if stamp not in ("kernel", "read"):
             raise ValueError(f"stamp={stamp!r}: kernel or read")
-        self.ep = self.clock_fd = self.pacer_fd = self.dummy_fd = -1
         self.recorder = recorder
         self.rec = &recorder.rec
-        self.size = slots
         self.gauges = gauges
         self.g = <int64_t *>&view[0]
         self.ttft = <Hist *>&view[4096]
@@ -197,6 +199,7 @@ cdef class Engine:
             raise MemoryError
         for i in range(slots):
             self.slots[i].fd = -1
+        self.size = slots
         self.kernel = stamp == "kernel"
         self.reuse = True
         self.until_ns = -1
@@ -259,9 +262,12 @@ cdef class Engine:
         self.until_ns = until_ns
         self.measured_open = 0
         self.measured_end_ns = -1
+        self.stopped = False
         self.level_start_ns = mono_ns()
         for i in range(self.size):
             self.slots[i].freed_ns = self.level_start_ns
+            if self.slots[i].state == IDLE:
+                self.slots[i].connect_ns = -1    # whoever it was opened for went elsewhere: no request waits for it
 
     def arm(self, int64_t row, const unsigned char[::1] request not None, int64_t due_ns=C_ON_FREE):
         """Queue the bytes of request `row` (copied): sent when a slot is free, and not before `due_ns`.
@@ -293,13 +299,17 @@ cdef class Engine:
         """Give slot `slot` (EMPTY) the connected, non-blocking socket `fd`, which the engine owns from here.
 
         `connect_ns` is the time connecting took when a request waited for it, -1 when it was opened ahead. A request
-        that met a stale connection is sent again at once.
+        that met a stale connection is sent again at once; False, and `fd` is not taken, when no block is free to record
+        that.
         """
         if self.slots[slot].state != EMPTY:
             raise ValueError(f"slot={slot} has a connection")
+        if self.slots[slot].retry and not self.recorder.ready():
+            return False
         if not self.watch_new(slot, fd, EPOLLIN | EPOLLRDHUP):
             raise OSError(errno, "epoll_ctl")
         self.join(slot, connect_ns, backoff_ms)
+        return True
 
     def dial_to(self, int family, bytes address not None):
         """Let slots whose connection ends while a level runs connect by themselves: `address` is the sockaddr."""
@@ -323,7 +333,7 @@ cdef class Engine:
         if not self.recorder.ready():
             if self.stalled_at == 0:
                 self.stalled_at = mono_ns()
-            return False
+            return bool(self.recorder.sealed)    # the block just sealed may be the one the other process waits for
         if self.stalled_at:
             self.g[G_STALLED_NS] += mono_ns() - self.stalled_at
             self.stalled_at = 0
@@ -427,10 +437,13 @@ cdef class Engine:
         return True
 
     def cancel(self):
-        """End every exchange as cancelled, forget what is armed, close every connection."""
+        """End every exchange as cancelled, forget what is armed, close every connection; nothing more is sent.
+
+        False when no block was free for all the rows: to be called again once one is."""
+        self.stopped = True
         for i in range(self.size):
             if not self.recorder.ready():
-                return
+                return False
             if self.slots[i].state == BUSY:
                 self.fail(i, C_END_CANCELLED, b"the run was stopped")
             elif self.slots[i].retry:
@@ -438,6 +451,7 @@ cdef class Engine:
         self.disarm()
         self.close_idle()
         self.n_todo = 0
+        return True
 
     def disarm(self):
         """Forget every request that is armed and not sent; the number of the first one, or -1."""
@@ -471,6 +485,10 @@ cdef class Engine:
     def is_empty(self, int slot):
         """Has the slot no connection?"""
         return self.slots[slot].state == EMPTY
+
+    def is_cold(self, int slot):
+        """Did the slot's last connection end before a byte of an answer came? Then connecting again should wait."""
+        return not self.slots[slot].answered
 
     def must_retry(self, int slot):
         """Does the slot hold a request whose connection turned out stale?"""
@@ -681,6 +699,7 @@ cdef class Engine:
         rec_row(self.rec, row)
         s.freed_ns = row[F_DONE]
         s.served += 1
+        s.answered = s.answered or row[F_FIRST_BYTE] >= 0
         self.g[G_IN_FLIGHT] -= 1
         self.g[G_EVENTS] += row[F_EVENTS]
         # a first judgement for the live display; the trace decides by METRICS.md
@@ -735,12 +754,15 @@ cdef class Engine:
     # ------------------------------------------------------------ connections
 
     cdef void renew(self, int slot) noexcept nogil:
-        """The connection is over: dial again at once if a request waits for this slot, else leave it to Python.
+        """The connection is over: dial again at once if it served and a request waits for this slot, else leave it to
+        Python, which knows to back off.
 
-        A server that closes after each answer would otherwise wait for the event loop once a request."""
+        A server that closes after each answer would otherwise wait for the event loop once a request; one that accepts
+        and closes would be dialled thousands of times a second."""
+        cdef Slot *s = &self.slots[slot]
         self.shut(slot)
-        if slot >= self.streams or self.family == 0 or not (self.slots[slot].retry
-                                                            or (self.q_n and self.next_role() >= 0)):
+        if slot >= self.streams or self.family == 0 or not (
+                s.retry or (s.answered and self.q_n and self.next_role() >= 0)):
             self.list_slot(slot)
         elif not self.dial(slot):
             self.list_slot(slot)
@@ -790,6 +812,7 @@ cdef class Engine:
         """A connection is there: send what must be sent again, or be free for the next request."""
         cdef Slot *s = &self.slots[slot]
         s.served = 0
+        s.answered = False
         s.retransmits = 0
         s.connect_ns = connect_ns
         s.backoff_ms = backoff_ms
@@ -813,6 +836,8 @@ cdef class Engine:
 
     cdef int next_role(self) noexcept nogil:
         """Role of the next request to be sent; -1 when the level needs no more."""
+        if self.stopped:
+            return -1
         if self.warmup_left > 0:
             return 0
         if self.measured_left > 0 and (self.until_ns < 0 or mono_ns() < self.until_ns):
@@ -862,6 +887,7 @@ cdef class Engine:
         """The stamp, then the write: nothing stands between them."""
         cdef Slot *s = &self.slots[slot]
         cdef int64_t attempt = s.s.row[F_ATTEMPT] + 1
+        cdef int64_t late = s.s.row[F_FLAGS] & C_RF_DUE_LATE if attempt > 1 else 0
         cdef int64_t now
         cdef ssize_t put
         stream_begin(&s.s, self.rec, s.out.row)
@@ -879,7 +905,7 @@ cdef class Engine:
         else:
             s.connect_ns = -1        # a later request of this connection may find it stale
         if attempt > 1:
-            s.s.row[F_FLAGS] |= C_RF_RETRIED
+            s.s.row[F_FLAGS] |= C_RF_RETRIED | late
             s.retry = False
         s.backoff_ms = 0
         s.state = BUSY

@@ -34,8 +34,8 @@ CONNECTS_AT_ONCE = 128  # listen queues are often that long
 def main() -> None:
     """Run until stdin ends or `end` is said."""
     blocks, plan, live, out = (int(text) for text in sys.argv[1:5])
-    # Ctrl-C reaches the whole process group; when to stop is the supervisor's to say.
-    for number in (signal.SIGINT, signal.SIGHUP):
+    # A signal may reach the whole process group; when to stop is the supervisor's to say, and its end is ours.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     uvloop.run(_serve(blocks, plan, live, out))
 
@@ -74,6 +74,7 @@ class Measurer:
         self.ended = asyncio.Event()
         self.over = asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
+        self.opening: list[asyncio.Task[None]] = []
         self.turn = asyncio.Semaphore(CONNECTS_AT_ONCE)
         self.backoff_ms: dict[int, int] = {}
         self.failed_at_last_done = (0, 0)
@@ -129,8 +130,9 @@ class Measurer:
         self.say(do="ready", pid=os.getpid(), stamps=self.engine.stamps, modules=sorted(sys.modules))
 
     def do_level(self, **level: Any) -> None:
-        """Begin a level; its slices follow."""
+        """Begin a level; its slices follow, or an order to cancel that may be read in the same breath."""
         self.level = level["level"]
+        self.cancelled = False
         self.spawn(self.run_level(**level))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -157,9 +159,19 @@ class Measurer:
     def do_cancel(self) -> None:
         """Stop the level now: what is on the wire becomes `cancelled` rows."""
         self.cancelled = True
+        for task in self.opening:
+            task.cancel()
         if self.running:
-            self.engine.cancel()
+            self.stop_level()
+
+    def stop_level(self) -> None:
+        """End the level as soon as the blocks have room for the rows of what is on the wire."""
+        done = self.engine.cancel()
+        self.pass_sealed()
+        if done:
             self.over.set()
+        else:
+            asyncio.get_running_loop().call_later(0.01, self.stop_level)
 
     def do_end(self) -> None:
         """Leave."""
@@ -171,7 +183,7 @@ class Measurer:
                         duration_s: float | None, reuse: bool, learn: bool) -> None:
         """One level from its first connection to its last row."""
         engine = self.engine
-        self.cancelled, self.gave_up = False, ""
+        self.gave_up = ""
         self.patience = WARMUP_FAILURES if learn else self.max_failures
         self.failed_at_last_done = (0, 0)
         self.backoff_ms.clear()
@@ -179,8 +191,14 @@ class Measurer:
         engine.reuse = reuse
         engine.low_water = concurrency
         engine.trim(concurrency)
-        if reuse:
-            await asyncio.gather(*(self.open_ahead(slot) for slot in range(concurrency) if engine.is_empty(slot)))
+        if reuse and not self.cancelled:
+            loop = asyncio.get_running_loop()
+            empty = [slot for slot in range(concurrency) if engine.is_empty(slot)]
+            self.opening = [loop.create_task(self.open_ahead(slot)) for slot in empty]
+            for end in await asyncio.gather(*self.opening, return_exceptions=True):
+                if isinstance(end, Exception):
+                    raise end
+            self.opening = []
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -189,12 +207,11 @@ class Measurer:
         started = _timing.now_ns()
         until = -1 if duration_s is None else started + int(duration_s * 1e9)
         engine.begin_level(level, concurrency, warmup, measured, until)
-        self.running = True
-        self.refill()
-        for slot in range(concurrency):
-            if engine.is_empty(slot):
-                self.connect_soon(slot)
         if not self.cancelled:
+            self.running = True
+            self.refill()
+            for slot in range(concurrency):
+                self.connect_soon(slot)
             await self.over.wait()
         self.running = False
         ended = _timing.now_ns()
@@ -264,8 +281,11 @@ class Measurer:
         engine = self.engine
         self.pass_sealed()
         for slot in engine.take_lost():
-            if self.wanted(slot):
-                self.connect_soon(slot)
+            if engine.is_cold(slot):
+                self.back_off(slot)
+            else:
+                self.backoff_ms.pop(slot, None)
+            self.connect_soon(slot)
         if not self.running:
             return
         self.refill()
@@ -293,12 +313,21 @@ class Measurer:
         engine.pump()
 
     def connect_soon(self, slot: int) -> None:
-        """Connect a slot that lost its connection, after its back-off."""
-        self.spawn(self.reconnect(slot))
+        """Connect a slot that has no connection, after its back-off, if it is wanted."""
+        if self.wanted(slot):
+            self.spawn(self.reconnect(slot))
+
+    def back_off(self, slot: int) -> None:
+        """Nothing came of the slot's last connection, or there was none: wait twice as long before the next."""
+        self.backoff_ms[slot] = min(max(BACKOFF_FIRST_MS, 2 * self.backoff_ms.get(slot, 0)), BACKOFF_LAST_MS)
 
     def wanted(self, slot: int) -> bool:
-        """Has the slot a request to send, once it is connected?"""
-        return self.running and (self.engine.must_retry(slot) or self.engine.wants())
+        """Is the slot without a connection, and has it a request to send once it has one?"""
+        return (
+            self.running
+            and self.engine.is_empty(slot)
+            and (self.engine.must_retry(slot) or self.engine.wants())
+        )
 
     async def reconnect(self, slot: int) -> None:
         """Connect until it works or the level wants no more; each failure is a row and doubles the wait."""
@@ -315,15 +344,17 @@ class Measurer:
                     fd, took = await connections.connect(self.family, self.sockaddr, self.limits["connect_s"])
             except OSError as error:
                 end = _timing.END_PORTS if error.errno in connections.OWN_LIMITS else _timing.END_CONNECT
-                self.engine.refuse(slot, end, error.errno or 0, f"connect: {error.strerror or error}", waited_ms)
-                self.backoff_ms[slot] = min(max(BACKOFF_FIRST_MS, 2 * wait), BACKOFF_LAST_MS)
+                self.engine.refuse(slot, end, error.errno or 0, f"connect: {_why(error)}", waited_ms)
+                self.back_off(slot)
                 self.attend()
                 continue
             if not self.wanted(slot):
                 os.close(fd)
                 break
-            self.backoff_ms.pop(slot, None)
-            self.engine.attach(slot, fd, took, waited_ms)
+            if not self.engine.attach(slot, fd, took, waited_ms):
+                os.close(fd)  # no block is free: by the next attempt one should be
+                self.back_off(slot)
+                continue
             self.engine.pump()
             break
         self.attend()
@@ -337,8 +368,7 @@ class Measurer:
         in_a_row = failed - self.failed_at_last_done[1]
         if in_a_row >= self.patience and not self.gave_up:
             self.gave_up = f"{in_a_row} requests failed in a row (--max-failures {self.patience})"
-            self.engine.cancel()
-            self.over.set()
+            self.stop_level()
 
     # ---- the clockwork beside it
 
@@ -349,6 +379,7 @@ class Measurer:
         self.lag_max_ns = max(self.lag_max_ns, int((now - self.next_sweep) * 1e9))
         if self.running:
             limits = self.limits
+            self.on_wire()  # first what has come: after a pause of the process it lies there, and is not late
             self.engine.expire(
                 *(int(limits[name] * 1e9) for name in ("connect_s", "first_byte_s", "idle_s", "total_s"))
             )
@@ -377,6 +408,13 @@ class Measurer:
                 data = data[os.write(self.out, data) :]
         except BrokenPipeError:
             os._exit(1)
+
+
+def _why(error: OSError) -> str:
+    """What happened, without the address and the tuple asyncio puts into it."""
+    if isinstance(error, TimeoutError) or not error.errno:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Everything slow happens here, in the process that holds no socket of the load: m
 Parquet (through the sink), drawing. The measurer is told what to do by JSON lines and answers the same way.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -215,6 +216,7 @@ class _Session:
         self.pending = b""
         self.now: _Level | None = None
         self.process: subprocess.Popen[bytes] | None = None
+        self.overdue = False  # it was told to stop and did not
         sizes = (shared.BLOCKS_BYTES, shared.SLICES * shared.SLICE_BYTES, _client.MEMORY_BYTES)
         self.fds = [
             shared.create(name, size) for name, size in zip(("blocks", "plan", "live"), sizes, strict=True)
@@ -235,6 +237,7 @@ class _Session:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=fds,
+            process_group=0,  # a Ctrl-C of the terminal is for us alone, from the measurer's first instruction on
         )
         os.close(self.out_writer)
         self.out_writer = -1
@@ -270,7 +273,8 @@ class _Session:
             assert process.stdin is not None
             if process.poll() is None:
                 self.tell(do="end")
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()  # writes what a dead measurer did not take
             try:
                 process.wait(CANCEL_S)
             except subprocess.TimeoutExpired:
@@ -298,6 +302,8 @@ class _Session:
         if not data:
             assert self.process is not None
             code = self.process.wait()
+            if self.overdue:
+                raise _DiedError(f"the measuring process did not stop within {CANCEL_S:g} s and was killed")
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
             raise _DiedError(f"the measuring process ended {how}")
         *lines, self.pending = (self.pending + data).split(b"\n")
@@ -402,6 +408,7 @@ class _Session:
                     cancel_by = clock + int(CANCEL_S * 1e9)
                 if cancel_by is not None and clock > cancel_by:
                     assert self.process is not None
+                    self.overdue = True
                     self.process.kill()
                 if clock - seen_ns > WATCH_S * 1e9:
                     seen_ns = clock
@@ -419,14 +426,16 @@ class _Session:
     def supply(self, now: _Level) -> None:
         """Keep the measurer's slices full: bodies are made here, ahead of their time."""
         most = min(SLICE_REQUESTS, max(16, now.level.concurrency))
-        while now.free and now.end is None:
+        while now.free and now.end is None and self.stop.signal is None:
             bodies: list[tuple[int, bytes]] = []
             size = 0
-            while len(bodies) < most and size < SLICE_BYTES_GOAL:
+            while len(bodies) < most and size < SLICE_BYTES_GOAL and self.stop.signal is None:
                 body = self.plan.body(now.next_request)
                 bodies.append((now.next_request, body))
                 size += len(body)
                 now.next_request += 1
+            if not bodies:
+                return
             index = now.free.pop(0)
             shared.put_slice(self.slices, index, bodies)
             self.tell(do="slice", level=now.level.index, index=index, requests=len(bodies))

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,25 @@ from fastload.errors import TargetError
 from fastload.load import supervisor
 from fastload.load.supervisor import LevelFacts, LoadOptions, Outcome, Progress, Stop
 from fastload.load.target import Address, Target
-from fastload.plan import Level
+from fastload.plan import Level, Plan
 
 
-class Bodies:
-    """What the load needs of a plan: its levels, and a body for each request, which carries the request's number."""
+@dataclass(frozen=True)
+class Bodies(Plan):
+    """A plan whose bodies carry no prompt but their request's number; `make` makes them."""
 
-    endpoint, osl, continuous_usage = "chat", 1, False
-
-    def __init__(self, *levels: Level) -> None:
-        self.levels = levels
-        self.made: list[int] = []
+    make: Callable[[int], bytes] = body_of
 
     def body(self, request: int) -> bytes:
-        self.made.append(request)
-        return body_of(request)
+        return self.make(request)
 
     def prompt_tokens_planned(self, request: int) -> int | None:
         return 7
+
+
+def bodies(*levels: Level, make: Callable[[int], bytes] = body_of) -> Bodies:
+    no_lengths: Any = None
+    return Bodies(levels, "m", "chat", 1, 1, False, 0, {}, {}, no_lengths, make=make)
 
 
 class Sink(Taken):
@@ -86,7 +88,7 @@ def target(port: int, family: int = socket.AF_INET) -> Target:
 
 def load(
     port: int,
-    plan: Bodies,
+    plan: Plan,
     sink: Sink,
     watch: Callable[[Progress], None] = lambda progress: None,
     stop: Stop | None = None,
@@ -95,8 +97,7 @@ def load(
 ) -> Outcome:
     """A run of `plan` against the port."""
     where, how = target(port, family), LoadOptions(**options)
-    given: Any = plan
-    return supervisor.run(given, where, None, {}, sink, how, watch, stop or Stop())
+    return supervisor.run(plan, where, None, {}, sink, how, watch, stop or Stop())
 
 
 def stalling(call: Call) -> None:
@@ -138,7 +139,7 @@ def later(wait: Callable[[], object], do: Callable[[], object]) -> Iterator[None
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
 def test_levels_of_one_run(close: bool, family: int) -> None:
     sink, seen = Sink(), []
-    plan = Bodies(level(0, 1, 5), level(1, 64, 200), level(2, 2, 10))
+    plan = bodies(level(0, 1, 5), level(1, 64, 200), level(2, 2, 10))
     with serve(lambda call: call.finish(answer("one", close=close)), family=family) as server:
         outcome = load(server.port, plan, sink, seen.append, family=family)
         assert (outcome.interrupted, outcome.died, outcome.stopped) == (None, None, None)
@@ -176,7 +177,7 @@ def test_levels_of_one_run(close: bool, family: int) -> None:
 def test_read_stamps_all_through() -> None:
     sink = Sink()
     with serve(quick) as server:
-        outcome = load(server.port, Bodies(level(0, 2, 6)), sink, stamp="read")
+        outcome = load(server.port, bodies(level(0, 2, 6)), sink, stamp="read")
     assert outcome.levels[0].instrument["stamps"] == "read"
     assert all(row["stamp_source"] == 0 for row in sink.rows)
     delays = {one["delay_ns"] for row in sink.rows for one in sink.stream(row["request"])}
@@ -186,7 +187,7 @@ def test_read_stamps_all_through() -> None:
 def test_a_level_of_a_duration() -> None:
     sink = Sink()
     with serve(quick) as server:
-        outcome = load(server.port, Bodies(level(0, 4, None, 0.3)), sink)
+        outcome = load(server.port, bodies(level(0, 4, None, 0.3)), sink)
     (facts,) = outcome.levels
     assert facts.complete and facts.measured_planned is None
     assert facts.measured_done == sum(row["role"] == _timing.ROLE_MEASURED for row in sink.of(0)) > 0
@@ -194,8 +195,7 @@ def test_a_level_of_a_duration() -> None:
 
 
 def test_a_prompt_of_tens_of_megabytes() -> None:
-    sink, plan = Sink(), Bodies(level(0, 2, 4))
-    plan.body = lambda request: body_of(request, 20 << 20)  # type: ignore[method-assign]
+    sink, plan = Sink(), bodies(level(0, 2, 4), make=lambda request: body_of(request, 20 << 20))
     with serve(quick) as server:
         outcome = load(server.port, plan, sink)
         assert {len(seen.body) for seen in server.requests} == {len(body_of(0, 20 << 20))}
@@ -207,7 +207,7 @@ def test_the_warm_up_must_succeed() -> None:
     said = b'{"error":{"message":"no such model"}}'
     with serve(lambda call: call.finish(head(b"Content-Length: %d" % len(said), 404) + said)) as server:
         with pytest.raises(TargetError, match=r"^--url http://x:\d+: the warm-up request failed \(.*404"):
-            load(server.port, Bodies(level(0, 2, 6)), Sink())
+            load(server.port, bodies(level(0, 2, 6)), Sink())
         assert len(server.requests) == 1
 
 
@@ -216,7 +216,7 @@ def test_the_warm_up_does_not_wait_for_a_server_that_is_gone() -> None:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         sink = Sink()
         with pytest.raises(TargetError, match="the warm-up request failed .*Connection refused"):
-            load(closed.getsockname()[1], Bodies(level(0, 2, 6)), sink)
+            load(closed.getsockname()[1], bodies(level(0, 2, 6)), sink)
     assert 1 <= len(sink.rows) <= 3
 
 
@@ -225,7 +225,7 @@ def test_the_warm_up_does_not_wait_for_a_server_that_is_gone() -> None:
 
 def test_a_server_that_goes_and_comes_back() -> None:
     sink, gone = Sink(), threading.Event()
-    plan = Bodies(level(0, 8, 150))
+    plan = bodies(level(0, 8, 150))
 
     def script(call: Call) -> None:
         if call.number > 40:
@@ -267,7 +267,7 @@ def test_a_server_that_goes_for_good() -> None:
     first = serve(script)
     server = first.__enter__()
     with later(lambda: gone.wait(WAIT_S), lambda: first.__exit__(None, None, None)):
-        outcome = load(server.port, Bodies(level(0, 4, 100), level(1, 8, 100)), sink, max_failures=12)
+        outcome = load(server.port, bodies(level(0, 4, 100), level(1, 8, 100)), sink, max_failures=12)
     assert outcome.died is None and outcome.interrupted is None
     assert outcome.stopped is not None and outcome.stopped.startswith("level 4: ")
     assert "requests failed in a row (--max-failures 12)" in outcome.stopped
@@ -286,7 +286,7 @@ def test_a_stream_that_stalls_is_a_timeout_and_the_others_go_on() -> None:
         quick(call)
 
     with serve(script) as server:
-        outcome = load(server.port, Bodies(level(0, 2, 20)), sink, idle_timeout_s=0.3)
+        outcome = load(server.port, bodies(level(0, 2, 20)), sink, idle_timeout_s=0.3)
     assert outcome.levels[0].complete and outcome.stopped is None
     ends = {row["request"]: row["end"] for row in sink.of(0)}
     assert [request for request, end in ends.items() if end != _timing.END_COMPLETE] == [3]
@@ -306,7 +306,7 @@ def test_a_stop_hands_over_what_is_there() -> None:
             stop.request(signal.SIGINT)
 
         with later(stop_there, lambda: None):
-            outcome = load(server.port, Bodies(level(0, 8, 100), level(1, 2, 4)), sink, stop=stop)
+            outcome = load(server.port, bodies(level(0, 8, 100), level(1, 2, 4)), sink, stop=stop)
         assert len(server.requests) == 9
     assert (outcome.interrupted, outcome.died, outcome.stopped) == (signal.SIGINT, None, None)
     (facts,) = outcome.levels
@@ -316,7 +316,7 @@ def test_a_stop_hands_over_what_is_there() -> None:
 
 
 def test_a_stop_is_seen_between_two_bodies() -> None:
-    stop, plan, sink = Stop(), Bodies(level(0, 256, 1000)), Sink()
+    stop, sink = Stop(), Sink()
     after: list[int] = []
 
     def body(request: int) -> bytes:
@@ -326,9 +326,8 @@ def test_a_stop_is_seen_between_two_bodies() -> None:
             after.append(request)
         return body_of(request)
 
-    plan.body = body  # type: ignore[method-assign]
     with serve(quick) as server:
-        outcome = load(server.port, plan, sink, stop=stop)
+        outcome = load(server.port, bodies(level(0, 256, 1000), make=body), sink, stop=stop)
     # making a body of a million tokens takes a while: no other is begun
     assert len(after) == 1
     assert (outcome.interrupted, outcome.died) == (signal.SIGTERM, None)
@@ -346,7 +345,7 @@ def test_a_killed_measurer_is_named_and_its_sealed_blocks_are_kept(started: list
         quick(call)
 
     with serve(script) as server:
-        outcome = load(server.port, Bodies(level(0, 4, 10_000), level(1, 8, 100)), sink)
+        outcome = load(server.port, bodies(level(0, 4, 10_000), level(1, 8, 100)), sink)
     assert killed.is_set()
     assert outcome.died == "the measuring process ended by SIGKILL"
     assert outcome.interrupted is None and outcome.stopped is None
@@ -367,16 +366,16 @@ def test_a_fault_in_the_measurer_is_one_sentence(started: list[Any], capfd: pyte
         quick(call)
 
     with serve(script) as server:
-        outcome = load(server.port, Bodies(level(0, 1, 100)), sink)
+        outcome = load(server.port, bodies(level(0, 1, 100)), sink)
     assert outcome.died == "the measuring process ended with exit code 70"
     assert "nonsense" in capfd.readouterr().err  # whoever mends it finds the fault there
 
 
 def test_commands_a_dead_measurer_did_not_take_are_no_second_fault() -> None:
-    given: Any = Bodies(level(0, 1, 1))
+    plan = bodies(level(0, 1, 1))
     with serve(quick) as server:
         where = target(server.port)
-        session = supervisor._Session(given, where, None, {}, Sink(), LoadOptions(), lambda progress: None, Stop())
+        session = supervisor._Session(plan, where, None, {}, Sink(), LoadOptions(), lambda progress: None, Stop())
         try:
             session.start()
             assert session.process is not None
@@ -398,7 +397,7 @@ def test_a_measurer_that_does_not_answer_is_killed(started: list[Any]) -> None:
         quick(call)
 
     with serve(script) as server:
-        outcome = load(server.port, Bodies(level(0, 1, 100)), sink, stop=stop)
+        outcome = load(server.port, bodies(level(0, 1, 100)), sink, stop=stop)
     assert outcome.interrupted == signal.SIGINT
     assert outcome.died == "the measuring process did not stop within 1.2 s and was killed"
 
@@ -414,7 +413,7 @@ def tell(*args, **more):
     print(made.pid, flush=True)
     return made
 here.supervisor.subprocess.Popen = tell
-here.load(int(sys.argv[1]), here.Bodies(here.level(0, 4, 100)), here.Sink())
+here.load(int(sys.argv[1]), here.bodies(here.level(0, 4, 100)), here.Sink())
 """
     with serve(stalling) as server:
         run = subprocess.Popen([sys.executable, "-P", "-c", code, str(server.port)], stdout=subprocess.PIPE, text=True)
@@ -443,9 +442,9 @@ def alive(pid: int) -> bool:
 
 def test_nothing_is_left_open(started: list[Any]) -> None:
     with serve(quick) as server:
-        load(server.port, Bodies(level(0, 4, 20)), Sink())  # what is imported late is there now
+        load(server.port, bodies(level(0, 4, 20)), Sink())  # what is imported late is there now
         before = os.listdir("/proc/self/fd")
-        load(server.port, Bodies(level(0, 4, 20)), Sink())
+        load(server.port, bodies(level(0, 4, 20)), Sink())
         assert server.wait_for(lambda: server.connections == 0)
         assert len(os.listdir("/proc/self/fd")) <= len(before)
     assert [process.poll() for process in started] == [0, 0]
@@ -467,7 +466,7 @@ def test_an_unfinished_answer_has_the_events_that_came() -> None:
         call.finish(head() + chunk(event("a")) + chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
 
     with serve(script) as server:
-        load(server.port, Bodies(level(0, 1, 8)), sink)
+        load(server.port, bodies(level(0, 1, 8)), sink)
     ends = {row["request"]: row["end"] for row in sink.of(0)}
     assert (ends[2], ends[4], ends[6]) == (_timing.END_EOF, _timing.END_RESET, _timing.END_EOF)
     assert [len(sink.stream(request)) for request in (2, 4, 6)] == [2, 1, 2]
