@@ -5,11 +5,6 @@
 # event of this answer everywhere but between the quotes of its text. All else is examined; what is not certain is
 # CH_ODD and kept raw.
 
-cdef const char *TEXT_KEYS[4]
-cdef Py_ssize_t TEXT_KEY_SIZES[4]
-TEXT_KEYS[:] = [b'"content"', b'"reasoning_content"', b'"reasoning"', b'"text"']
-TEXT_KEY_SIZES[:] = [9, 19, 11, 6]
-
 cdef struct Scan:
     int32_t nbytes
     int32_t tokens
@@ -40,45 +35,115 @@ cdef void scan(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept nogil
             return
     examine(s, p, n, out)
 
+cdef enum:
+    K_CHOICES, K_FINISH, K_USAGE, K_TOLD, K_INDEX, K_ROLE
+    K_CONTENT, K_REASONING_CONTENT, K_REASONING, K_TEXT                   # where text may stand
+    K_ERROR, K_TOOLS, K_REFUSAL, K_FUNCTION, K_LOGPROBS, K_IDS, K_AUDIO   # what an ordinary text event never has
+    N_KEYS
+
+cdef struct Keys:
+    const char *at[17]               # first byte of the value of the first such key, NULL where there is none
+    uint8_t twice[17]
+
+cdef int key_of(const char *p, Py_ssize_t n) noexcept nogil:
+    if n == 4:
+        return K_TEXT if memcmp(p, b"text", 4) == 0 else K_ROLE if memcmp(p, b"role", 4) == 0 else -1
+    if n == 5:
+        return K_INDEX if memcmp(p, b"index", 5) == 0 else K_USAGE if memcmp(p, b"usage", 5) == 0 else \
+            K_ERROR if memcmp(p, b"error", 5) == 0 else K_AUDIO if memcmp(p, b"audio", 5) == 0 else -1
+    if n == 7:
+        return K_CONTENT if memcmp(p, b"content", 7) == 0 else K_CHOICES if memcmp(p, b"choices", 7) == 0 else \
+            K_REFUSAL if memcmp(p, b"refusal", 7) == 0 else -1
+    if n == 8:
+        return K_LOGPROBS if memcmp(p, b"logprobs", 8) == 0 else -1
+    if n == 9:
+        return K_REASONING if memcmp(p, b"reasoning", 9) == 0 else K_IDS if memcmp(p, b"token_ids", 9) == 0 else -1
+    if n == 10:
+        return K_TOOLS if memcmp(p, b"tool_calls", 10) == 0 else -1
+    if n == 13:
+        return K_FINISH if memcmp(p, b"finish_reason", 13) == 0 else \
+            K_FUNCTION if memcmp(p, b"function_call", 13) == 0 else -1
+    if n == 17:
+        return K_TOLD if memcmp(p, b"completion_tokens", 17) == 0 else \
+            K_REASONING_CONTENT if memcmp(p, b"reasoning_content", 17) == 0 else -1
+    return -1
+
+cdef bint find_keys(const char *p, Py_ssize_t n, Keys *keys) noexcept nogil:
+    # One pass over an object. False when quotes or brackets do not match: no proof of JSON, but a cut or doubled
+    # payload does not pass. A string with a colon behind it is a key, wherever it stands.
+    cdef const char *end = p + n
+    cdef const char *start
+    cdef Py_ssize_t depth = 0
+    cdef int key
+    memset(keys, 0, sizeof(Keys))
+    while p < end:
+        if p[0] == c'"':
+            start = p + 1
+            p = string_end(start, end)
+            if p == end:
+                return False
+            n = p - start
+            p = skip_blank(p + 1, end)
+            if p < end and p[0] == c':':
+                p += 1
+                key = key_of(start, n)
+                if key >= 0 and p < end:
+                    if keys.at[key] == NULL:
+                        keys.at[key] = skip_blank(p, end)
+                    else:
+                        keys.twice[key] = 1
+            continue
+        if p[0] == c'{' or p[0] == c'[':
+            depth += 1
+        elif p[0] == c'}' or p[0] == c']':
+            depth -= 1
+            if depth <= 0:
+                return depth == 0 and p == end - 1
+        p += 1
+    return False
+
 cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept nogil:
     cdef const char *end = p + n
     cdef const char *at
     cdef const char *text = NULL
     cdef const char *text_end = NULL
     cdef const char *value_end
+    cdef Keys keys
     cdef Py_ssize_t size
     cdef int channel = 0, texts = 0, known = 0, i
     cdef bint odd = False
     out.channel, out.nbytes, out.flags, out.tokens, out.keep = 0, 0, 0, -1, 0
     if n == 4 and memcmp(p, b"null", 4) == 0:
         return                       # llama.cpp opens some answers with it
-    if p[0] != c'{' or not balanced(p, n):
+    if p[0] != c'{' or not find_keys(p, n, &keys):
         out.channel, out.keep = 15, 1
         return
-    at = value_of(p, end, b'"choices"', 9)
+    at = keys.at[K_CHOICES]
     if at == NULL:
         odd = True                   # another protocol, an error, or a stray object: a parser decides
     elif at + 1 < end and at[0] == c'[' and skip_blank(at + 1, end)[0] != c']':
         out.flags |= C_FL_CHOICES
-    at = value_of(p, end, b'"finish_reason"', 15)
+    at = keys.at[K_FINISH]
     if at != NULL and at[0] == c'"' and at + 1 < end and at[1] != c'"':
         out.flags |= C_FL_FINISH
         out.keep = 1
-    at = value_of(p, end, b'"usage"', 7)
+    at = keys.at[K_USAGE]
     if at != NULL and at[0] == c'{':
         out.flags |= C_FL_USAGE
-        out.tokens = number_of(at, end, b'"completion_tokens"', 19)
-    # what a text event never has: any of these needs a parser
-    if is_set(p, end, b'"error"', 7) or is_set(p, end, b'"tool_calls"', 12) or is_set(p, end, b'"refusal"', 9) \
-            or is_set(p, end, b'"function_call"', 15) or is_set(p, end, b'"logprobs"', 10) \
-            or is_set(p, end, b'"token_ids"', 11) or is_set(p, end, b'"audio"', 7) or many_choices(p, end):
+        if keys.at[K_TOLD] > at:
+            out.tokens = number_at(keys.at[K_TOLD], end)
+    for i in range(K_ERROR, N_KEYS):
+        odd = odd or is_set(keys.at[i], end)
+    # one "index", and it is 0 (or none): anything else is a second choice, or a list of something
+    at = keys.at[K_INDEX]
+    if at != NULL and (keys.twice[K_INDEX] or at[0] != c'0' or (at + 1 < end and c'0' <= at[1] <= c'9')):
         odd = True
-    for i in range(4):
-        at = value_of(p, end, TEXT_KEYS[i], TEXT_KEY_SIZES[i])
+    for i in range(K_CONTENT, K_TEXT + 1):
+        at = keys.at[i]
         if at == NULL:
             continue
-        if value_of(at, end, TEXT_KEYS[i], TEXT_KEY_SIZES[i]) != NULL:
-            odd = True               # twice: which of them is the text is for a parser to say
+        if keys.twice[i]:
+            odd = True               # which of them is the text is for a parser to say
         if at[0] == c'"':
             known += 1
             value_end = string_end(at + 1, end)
@@ -86,13 +151,13 @@ cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept no
                 texts += 1
                 text = at + 1
                 text_end = value_end
-                channel = 1 if i == 0 or i == 3 else 2
+                channel = 1 if i == K_CONTENT or i == K_TEXT else 2
         elif at + 4 <= end and memcmp(at, b"null", 4) == 0:
             known += 1
         else:
             odd = True               # a list of parts, or the logprobs' content
     if texts > 1 or (texts == 0 and known == 0 and not out.flags & (C_FL_FINISH | C_FL_USAGE)
-                     and value_of(p, end, b'"role"', 6) == NULL):
+                     and keys.at[K_ROLE] == NULL):
         odd = True
     if odd:
         out.channel, out.keep = 15, 1
@@ -109,8 +174,8 @@ cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept no
         s.shape_prefix = text - p
         s.shape_channel = channel
         if out.flags & C_FL_USAGE:
-            at = value_of(text_end, end, b'"completion_tokens"', 19)
-            if at == NULL or value_of(text_end, end, b'"index"', 7) != NULL:
+            at = keys.at[K_TOLD]
+            if at < text_end or keys.twice[K_TOLD] or keys.at[K_INDEX] > text_end:
                 s.shape.n = 0        # not where it is looked for; or a number that must not vary
             else:
                 s.shape_told = s.shape_prefix + (at - text_end)
@@ -179,32 +244,15 @@ cdef bint ends_answer(const char *p, const char *end) noexcept nogil:
                     or (n == 15 and memcmp(at + 1, b"response.failed", 15) == 0):
                 return True
 
-cdef bint is_set(const char *p, const char *end, const char *key, Py_ssize_t n) noexcept nogil:
-    # present with a value that says something: not null, "", [] or {}
-    cdef const char *at = value_of(p, end, key, n)
-    if at == NULL:
+cdef bint is_set(const char *at, const char *end) noexcept nogil:
+    # a value that says something: not null, "", [] or {}
+    if at == NULL or (end - at >= 4 and memcmp(at, b"null", 4) == 0):
         return False
-    if end - at >= 4 and memcmp(at, b"null", 4) == 0:
-        return False
-    if end - at >= 2 and (memcmp(at, b'""', 2) == 0 or memcmp(at, b"[]", 2) == 0 or memcmp(at, b"{}", 2) == 0):
-        return False
-    return True
+    return end - at < 2 or (memcmp(at, b'""', 2) != 0 and memcmp(at, b"[]", 2) != 0 and memcmp(at, b"{}", 2) != 0)
 
-cdef bint many_choices(const char *p, const char *end) noexcept nogil:
-    # one "index", and it is 0 (or none): anything else is a second choice, or a list of something
-    cdef const char *at = value_of(p, end, b'"index"', 7)
-    if at == NULL:
-        return False
-    if at[0] != c'0' or (at + 1 < end and c'0' <= at[1] <= c'9'):
-        return True
-    return value_of(at, end, b'"index"', 7) != NULL
-
-cdef int32_t number_of(const char *p, const char *end, const char *key, Py_ssize_t n) noexcept nogil:
-    cdef const char *at = value_of(p, end, key, n)
+cdef int32_t number_at(const char *at, const char *end) noexcept nogil:
     cdef int64_t v = 0
     cdef int digits = 0
-    if at == NULL:
-        return -1
     while at < end and c'0' <= at[0] <= c'9' and digits < 10:
         v = v * 10 + (at[0] - c'0')
         at += 1
@@ -240,22 +288,3 @@ cdef Py_ssize_t text_bytes(const char *p, Py_ssize_t n) noexcept nogil:
             size += 1
             i += 2
     return size
-
-cdef bint balanced(const char *p, Py_ssize_t n) noexcept nogil:
-    # not a proof of JSON, but a cut or doubled payload does not pass
-    cdef Py_ssize_t i = 0, depth = 0
-    cdef const char *at
-    while i < n:
-        if p[i] == c'"':
-            at = string_end(p + i + 1, p + n)
-            if at == p + n:
-                return False
-            i = at - p
-        elif p[i] == c'{' or p[i] == c'[':
-            depth += 1
-        elif p[i] == c'}' or p[i] == c']':
-            depth -= 1
-            if depth <= 0:
-                return depth == 0 and i == n - 1
-        i += 1
-    return False
