@@ -19,10 +19,10 @@ cdef enum:
     SIZE_DIGITS = 15
     BODY_KEPT = 4194304
 
-cdef bint buf_add(Buf *b, const char *p, Py_ssize_t n) noexcept nogil:
+cdef inline bint buf_add(Buf *b, const char *p, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t cap
     cdef char *grown
-    if b.n + n > b.cap:
+    if b.n + n > b.cap:              # rare: a buffer is kept from request to request
         cap = b.cap * 2 if b.cap else 1024
         while cap < b.n + n:
             cap *= 2
@@ -97,28 +97,35 @@ cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, i
                 else:
                     s.http = CHUNK_END
         elif s.http == CHUNK_END:
-            c = p[0]
-            p += 1
-            if c == c'\n':
+            if p[0] == c'\r' and p + 1 < end:
+                p += 1
+            if p[0] == c'\n':
                 s.http = CHUNK_SIZE
                 s.remain = 0
                 s.digits = 0
-            elif c != c'\r':
+            elif p[0] != c'\r':
                 code = broken(s, b"a chunk is longer than its size says", FEED_MALFORMED)
-        elif s.http == CHUNK_SIZE:
-            c = p[0]
             p += 1
-            digit = hex_digit(c)
-            if digit >= 0:
+        elif s.http == CHUNK_SIZE:
+            digit = hex_digit(p[0])
+            while digit >= 0:
                 s.digits += 1
-                if s.digits > SIZE_DIGITS:
-                    code = broken(s, b"a chunk size of more than 15 hex digits", FEED_LIMIT)
                 s.remain = (s.remain << 4) | digit
+                p += 1
+                if s.digits > SIZE_DIGITS or p == end:
+                    break
+                digit = hex_digit(p[0])
+            if s.digits > SIZE_DIGITS:
+                code = broken(s, b"a chunk size of more than 15 hex digits", FEED_LIMIT)
+            elif digit >= 0:
+                continue             # the read ended inside the number
             elif s.digits == 0:
                 code = broken(s, b"a chunk size that is no hex number", FEED_MALFORMED)
-            elif c == c'\n':
+            elif p[0] == c'\n' or (p[0] == c'\r' and p + 1 < end and p[1] == c'\n'):
+                p += 1 if p[0] == c'\n' else 2
                 chunk_sized(s)
-            elif c == c'\r' or c == c';' or c == c' ' or c == c'\t':
+            elif p[0] == c'\r' or p[0] == c';' or p[0] == c' ' or p[0] == c'\t':
+                p += 1
                 s.http = CHUNK_EXT
             else:
                 code = broken(s, b"a chunk size that is no hex number", FEED_MALFORMED)
@@ -157,7 +164,7 @@ cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, i
         s.data_more = followed(s, s.data_end, end)
     return code
 
-cdef bint followed(const Stream *s, const char *p, const char *end) noexcept nogil:
+cdef inline bint followed(const Stream *s, const char *p, const char *end) noexcept nogil:
     # the CRLF that ends the event's own chunk travels with it; anything more came later
     if s.row[F_FRAMING] == 1:
         if p < end and p[0] == c'\r':
@@ -171,16 +178,13 @@ cdef void flag_coalesced(Stream *s, Rec *rec) noexcept nogil:
         rec.flags[s.read_event] |= C_FL_COALESCED
         s.row[F_COALESCED] += 1
 
-cdef int hex_digit(char c) noexcept nogil:
+cdef inline int hex_digit(char c) noexcept nogil:
     if c'0' <= c <= c'9':
         return c - c'0'
-    if c'a' <= c <= c'f':
-        return c - c'a' + 10
-    if c'A' <= c <= c'F':
-        return c - c'A' + 10
-    return -1
+    c |= 0x20
+    return c - c'a' + 10 if c'a' <= c <= c'f' else -1
 
-cdef void chunk_sized(Stream *s) noexcept nogil:
+cdef inline void chunk_sized(Stream *s) noexcept nogil:
     s.digits = 0
     if s.remain:
         s.http = CHUNK_DATA
@@ -362,7 +366,7 @@ cdef int digits3(const char *p) noexcept nogil:
 
 # ---------------------------------------------------------------- body, lines, events
 
-cdef int body(Stream *s, Rec *rec, const char *p, Py_ssize_t n) noexcept nogil:
+cdef inline int body(Stream *s, Rec *rec, const char *p, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t kept
     if s.sse == 1:
         return sse_feed(s, rec, p, n)
