@@ -4,6 +4,7 @@ Everything slow happens here, in the process that holds no socket of the load: m
 Parquet (through the sink), drawing. The measurer is told what to do by JSON lines and answers the same way.
 """
 
+import base64
 import contextlib
 import os
 import select
@@ -464,6 +465,7 @@ class _Session:
                     "p99": _us(delay.quantile(0.99)),
                     "max": _us(delay.max_ns),
                 },
+                "client_delay_histogram": base64.b64encode(delay.to_bytes()).decode(),
                 "cpu_share": end["cpu_ns"] / max(1, ended - started) if end else None,
                 "cpu_ns": end.get("cpu_ns"),
                 "loop_lag_max_ms": end["lag_max_ns"] / 1e6 if end else None,
