@@ -27,6 +27,7 @@ from fastload.plan import Level, Plan, refused_field, without
 
 WATCH_S = 0.5
 TICK_S = 0.1
+RATE_NS = 3_000_000_000  # the live rate is of so many seconds
 CANCEL_S = 1.2  # how long a measurer may take to hand over what it has
 START_S = 30.0
 SLICE_REQUESTS = 256
@@ -489,13 +490,14 @@ class _Session:
         """A look at the live counters."""
         counters, clock, level = self.live.counters(), _timing.now_ns(), now.level
         elapsed_s = (clock - now.started_ns) / 1e9
-        now.history = [(at, n) for at, n in now.history if clock - at < 3e9][-8:]
+        # a running level shows the rate of its last seconds, a finished one its mean
+        recent = [(at, n) for at, n in now.history if clock - at < RATE_NS]
+        since_ns, since = (now.started_ns, 0) if now.end is not None or not recent else recent[0]
         rate = None
-        if now.history and clock > now.history[0][0]:
-            events_per_s = (counters["text_events"] - now.history[0][1]) / ((clock - now.history[0][0]) / 1e9)
+        if clock > since_ns and counters["text_events"] > since:
             told = counters["told_tokens"] / counters["told_events"] if counters["told_events"] else 1.0
-            rate = events_per_s * told
-        now.history.append((clock, counters["text_events"]))
+            rate = (counters["text_events"] - since) / ((clock - since_ns) / 1e9) * told
+        now.history = [*recent, (clock, counters["text_events"])]
         done = counters["measured_done"]
         eta = None
         if level.duration_s is not None:
