@@ -24,7 +24,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = "import sys\nfrom fastload.cli import main\n"
     code += "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
     code += f"print('HEAVY', [name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
@@ -33,7 +33,7 @@ def test_help_takes_less_than_a_third_of_a_second() -> None:
     for _ in range(5):
         begun = time.monotonic()
         subprocess.run(
-            [sys.executable, "-c", "from fastload.cli import main; main(['--help'])"],
+            [sys.executable, "-P", "-c", "from fastload.cli import main; main(['--help'])"],
             check=True,
             stdout=subprocess.DEVNULL,
         )
@@ -111,7 +111,7 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_reader_that_left_is_one_line() -> None:
     code = "from fastload.cli import main; main(['sweep', '--help'])"
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

@@ -36,7 +36,7 @@ def test_a_second_signal_leaves_at_once(second: signal.Signals, code: int) -> No
         "with signals.installed() as brake:\n    brake.ask = lambda n: print('asked', flush=True)\n"
         "    print('ready', flush=True)\n    time.sleep(30)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
@@ -54,7 +54,7 @@ def test_a_signal_while_waiting_for_the_server(signum: signal.Signals, tmp_path:
     url = f"http://127.0.0.1:{port}"
     program = f"from fastload.cli import main; main(['sweep', '--url', {url!r}, '--wait-ready', '1h'])"
     with subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, "-P", "-c", program],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -75,7 +75,7 @@ def test_a_signal_while_waiting_for_the_server(signum: signal.Signals, tmp_path:
 def test_serve_sim_ends_by_a_signal(tmp_path: Path) -> None:
     program = "from fastload.cli import main; main(['serve-sim', '--port', '0', '--json'])"
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:
         assert process.stdout is not None
         assert '"simulated": true' in process.stdout.readline()

@@ -162,7 +162,7 @@ def test_the_examples_in_schema_md_run(tmp_path: Path, recording: Any) -> None:
     assert len(examples) >= 4
     for example in examples:
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", example], cwd=tmp_path, capture_output=True, text=True
+            [sys.executable, "-P", "-W", "error", "-c", example], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{example}\n{done.stderr}"
         assert done.stdout.strip(), example
@@ -296,7 +296,7 @@ def cut_off(output: Path, recording: Any) -> Path:
     run._flush(run._levels[1])  # a part inside the level, by age
     (run.path / "tokens/01-c8/part-001.parquet").write_bytes(b"")
     (run.path / "requests/01-c8/part-001.parquet.tmp").write_bytes(b"PAR1half")
-    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead = subprocess.Popen([sys.executable, "-P", "-c", ""])
     dead.wait()
     run.update_manifest(supervisor={**writer.own_process(), "pid": dead.pid})
     return run.path

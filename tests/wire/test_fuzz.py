@@ -127,7 +127,7 @@ print(fed)
 def test_no_byte_beyond_the_read_is_touched() -> None:
     here = str(Path(__file__).parent)
     done = subprocess.run(
-        [sys.executable, "-c", GUARDED, here], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-P", "-c", GUARDED, here], capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 100_000
