@@ -15,8 +15,13 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fastload import sim
+
+# How long an example takes is the machine's affair, and no fact about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 HERE = Path(__file__).parent
 LIMIT_S = 60.0
