@@ -70,7 +70,7 @@ cdef struct Rec:                     # the open block's columns; all pointers in
 
 cdef struct Stream:                  # one exchange on one connection; reused for the next
     int64_t row[32]
-    uint8_t http, chunk_seen_digit, sse, bom, after_cr, has_data, event_error, first_choices
+    uint8_t http, sse, bom, after_cr, has_data, event_error, first_choices
     int64_t remain
     int digits
     Buf head, line, data, usage

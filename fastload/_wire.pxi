@@ -43,7 +43,7 @@ cdef void stream_begin(Stream *s, Rec *rec, int64_t request) noexcept nogil:
     s.row[F_RESPONSE_BYTES] = s.row[F_EVENTS] = s.row[F_COALESCED] = s.row[F_CLAMPED] = 0
     s.row[F_FRAMING] = s.row[F_FLAGS] = s.row[F_BACKOFF] = 0
     s.http = HEAD
-    s.chunk_seen_digit = s.sse = s.bom = s.after_cr = s.has_data = s.event_error = s.first_choices = 0
+    s.sse = s.bom = s.after_cr = s.has_data = s.event_error = s.first_choices = 0
     s.remain = s.body_kept = 0
     s.data_more = 0
     s.data_end = NULL

@@ -229,8 +229,8 @@ class Measurer:
         self.pass_sealed()
         cpu_ns = int((spent.ru_utime + spent.ru_stime - usage.ru_utime - usage.ru_stime) * 1e9)
         self.say(
-            do="level_done", level=level, started_ns=started, ended_ns=ended, measured_end_ns=engine.measured_end_ns,
-            kept=kept, unsent=unsent, cancelled=self.cancelled, gave_up=self.gave_up,
+            do="level_done", level=level, started_ns=started, ended_ns=ended, kept=kept, unsent=unsent,
+            cancelled=self.cancelled, gave_up=self.gave_up,
             short=engine.measured_open > 0 or (engine.measured_left > 0 and until < 0),
             cpu_ns=cpu_ns, gc_pauses=self.gc_pauses, lag_max_ns=self.lag_max_ns, brackets=engine.take_brackets(),
         )

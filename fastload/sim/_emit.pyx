@@ -219,8 +219,7 @@ cdef class Emitter:
     cdef bint emit(self, Conn *c) noexcept nogil:
         """Send the stream's next event. False when that ended it."""
         cdef char *p
-        cdef int n
-        cdef ssize_t put
+        cdef int n, done
         if c.token == c.tokens:
             return self.emit_end(c)
         if c.token == 0:
@@ -231,15 +230,9 @@ cdef class Emitter:
             p, n = c.text + c.first_n + c.token_n, c.last_n
         if c.sent == 0:
             self.note(c.serial, c.token)
-        put = send(c.fd, p + c.sent, n - c.sent, MSG_DONTWAIT | MSG_NOSIGNAL)
-        if put < n - c.sent:
-            if put < 0 and errno != EAGAIN and errno != EINTR:
-                self.drop(c)
-                return False
-            c.sent += put if put > 0 else 0
-            self.block(c, True)
-            return True
-        c.sent = 0
+        done = self.push(c, p, n)
+        if done <= 0:
+            return done == 0
         c.token += 1
         if c.token < c.tokens:
             return True
@@ -247,19 +240,25 @@ cdef class Emitter:
 
     cdef bint emit_end(self, Conn *c) noexcept nogil:
         """Send what follows the last token; the socket may be full of tokens. False when the answer is over."""
-        cdef int n = c.end_n - <int>c.sent
-        cdef ssize_t put = send(c.fd, c.text + c.first_n + c.token_n + c.last_n + c.sent, n, MSG_DONTWAIT | MSG_NOSIGNAL)
-        if put < n:
-            if put < 0 and errno != EAGAIN and errno != EINTR:
-                self.drop(c)
-                return False
-            c.sent += put if put > 0 else 0
-            self.block(c, True)
-            return True
-        c.sent = 0
+        cdef int done = self.push(c, c.text + c.first_n + c.token_n + c.last_n, c.end_n)
+        if done <= 0:
+            return done == 0
         self.note(c.serial, C_ENDED)
         self.unlist(c)
         return False
+
+    cdef int push(self, Conn *c, const char *p, int n) noexcept nogil:
+        """Send the rest of these bytes. 1 when all are out, 0 when the socket is full, -1 when the stream is gone."""
+        cdef ssize_t put = send(c.fd, p + c.sent, n - c.sent, MSG_DONTWAIT | MSG_NOSIGNAL)
+        if put == n - c.sent:
+            c.sent = 0
+            return 1
+        if put < 0 and errno != EAGAIN and errno != EINTR:
+            self.drop(c)
+            return -1
+        c.sent += put if put > 0 else 0
+        self.block(c, True)
+        return 0
 
     cdef void note(self, uint32_t serial, uint32_t token) noexcept nogil:
         self.note_at(mono_ns(), serial, token)
