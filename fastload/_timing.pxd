@@ -90,7 +90,7 @@ cdef struct Stream:                  # one exchange on one connection; reused fo
     Buf shape
     Py_ssize_t shape_prefix
     uint8_t shape_channel
-    Py_ssize_t shape_told            # where in the shape the completion_tokens stand; 0 = an event without usage
+    Py_ssize_t shape_told            # where in the shape the completion_tokens stand; 0: no number varies, -1: some do
     # for the live display only; the trace is computed from the columns
     int64_t first_token, last_token
     int32_t text_events, told_tokens

@@ -9,7 +9,7 @@ Nothing here knows a socket, so all of it can be fuzzed, twinned and timed by fe
 * the byte machine (`_wire.pxi`, `_scan.pxi`): HTTP/1.1 answer -> event stream -> one record an event, without
   parsing JSON.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec

@@ -524,7 +524,7 @@ cdef void dispatch(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t sta
             found.channel = 15
             found.keep = 1
             found.flags |= C_FL_NAMED_ERROR
-        if found.channel == 15 and s.row[F_DONE] < 0 and ends_answer(p, p + n):
+        if found.ends and s.row[F_DONE] < 0:
             s.row[F_DONE] = stamp    # the end marker of an API that has no [DONE]
         if found.flags & C_FL_USAGE:
             s.usage.n = 0

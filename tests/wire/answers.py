@@ -39,6 +39,11 @@ PLAIN: dict[str, Callable[[str], dict[str, Any]]] = {
     "usage is null": lambda text: chunk(delta={"content": text}) | {"usage": None},
     "reason is empty": lambda text: chunk(delta={"content": text}, finish_reason=""),
     "empty lists": lambda text: chunk(delta={"content": text, "tool_calls": [], "refusal": None}),
+    "tool": lambda text: chunk(delta={"tool_calls": [{"index": 0, "function": {"arguments": text}}]}),
+    "refusal": lambda text: chunk(delta={"refusal": text}),
+    "messages": lambda text: {"type": "content_block_delta", "index": 0, "delta": {"text": text}},
+    "responses": lambda text: {"type": "response.output_text.delta", "delta": text, "sequence_number": len(text)},
+    "said elsewhere": lambda text: {"note": {"content": text + "n"}} | chunk(delta={"content": text}),
     "a value like a key": lambda text: chunk(delta={"role": "content", "content": text}) | {"x": "choices"},
     "finish": lambda text: chunk(finish_reason="stop"),
     "finish with text": lambda text: chunk(delta={"content": text}, finish_reason="length"),
@@ -47,13 +52,11 @@ PLAIN: dict[str, Callable[[str], dict[str, Any]]] = {
 ODD: dict[str, Callable[[str], dict[str, Any]]] = {
     "error": lambda text: {"error": {"message": text}},
     "error beside": lambda text: chunk(delta={"content": text}) | {"error": {"message": "x"}},
-    "tool": lambda text: chunk(delta={"tool_calls": [{"index": 0, "function": {"arguments": text}}]}),
     "two choices": lambda text: {"choices": [{"index": i, "delta": {"content": text}} for i in (0, 1)]},
     "logprobs": lambda text: chunk(delta={"content": text}, logprobs={"content": [{"token": text}]}),
     "both channels": lambda text: chunk(delta={"content": text + "x", "reasoning": text + "y"}),
     "parts": lambda text: chunk(delta={"content": [{"type": "text", "text": text}]}),
-    "said twice": lambda text: {"note": {"content": text + "n"}} | chunk(delta={"content": text}),
-    "another protocol": lambda text: {"type": "content_block_delta", "delta": {"text": text}},
+    "two calls": lambda text: chunk(delta={"tool_calls": [{"function": {"name": text}}, {"function": {}}]}),
     "no choices": lambda text: {"content": text},
 }
 

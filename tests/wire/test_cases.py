@@ -101,7 +101,7 @@ def test_times(case: dict[str, Any]) -> None:
     for stamp, delay in zip(stamps_of(reads), case["delays_ms"], strict=True):
         clock += delay
         at_ms[stamp] = clock
-    kinds = (t.CH_CONTENT, t.CH_REASONING, t.CH_ODD)  # odd: a tool call, which the trace room reads
+    kinds = (t.CH_CONTENT, t.CH_REASONING, t.CH_TOOL)
     texts = [at_ms[e.stamp] for e in answer.events if e.channel in kinds]
     if expect["ttft"] is None:
         assert texts == []

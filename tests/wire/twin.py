@@ -7,19 +7,26 @@ Warning  Where we leave the specifications on purpose, the rule stands in the do
 """
 
 import json
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 from fastload import _timing as t
 
 HEAD_LIMIT = 65536
 SIZE_DIGITS = 15
-# How the APIs that have no [DONE] say that an answer is over.
-END_MARKER = re.compile(rb'"type"[ \t\r\n]*:[ \t\r\n]*"(message_stop|response\.(completed|incomplete|failed))"')
-CHOICES = re.compile(rb'"choices"[ \t\r\n]*:')
+# How the APIs that have no [DONE] say that an answer is over, and what their pieces of text are called.
+END_MARKERS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
+DELTAS = {
+    "response.output_text.delta": t.CH_CONTENT,
+    "response.reasoning_text.delta": t.CH_REASONING,
+    "response.reasoning_summary_text.delta": t.CH_REASONING,
+    "response.function_call_arguments.delta": t.CH_TOOL,
+    "response.refusal.delta": t.CH_REFUSAL,
+}
+BLOCKS = {"text": t.CH_CONTENT, "thinking": t.CH_REASONING, "partial_json": t.CH_TOOL}
 
 
 @dataclass(slots=True)
@@ -111,7 +118,7 @@ def read_answer(reads: Sequence[bytes], stamps: Sequence[int], eof_ns: int | Non
             answer.events.append(event)
             if payload == b"[DONE]":
                 answer.done = True
-            if payload == b"[DONE]" or (END_MARKER.search(payload) and not CHOICES.search(payload)):
+            if payload == b"[DONE]" or ends_answer(payload):
                 answer.done_ns = stamp if answer.done_ns < 0 else answer.done_ns
     if answer.code == 1:
         answer.framing_end_ns = end_ns
@@ -374,30 +381,60 @@ def carries(payload: bytes) -> Event:
         return event
     if value is None:
         return event
-    if not isinstance(value, dict) or not isinstance(value.get("choices"), list):
+    if not isinstance(value, dict):
         event.channel = t.CH_ODD
         return event
     usage = value.get("usage")
     if isinstance(usage, dict):
         event.flags |= t.FL_USAGE
         event.tokens = usage.get("completion_tokens", -1)
-    for choice in value["choices"]:
+    texts: list[tuple[int, object]] = []
+    delta = value.get("delta")
+    if isinstance(value.get("choices"), list):
+        for choice in value["choices"]:
+            event.flags |= t.FL_CHOICES
+            if choice.get("finish_reason"):
+                event.flags |= t.FL_FINISH
+            texts += texts_of_choice(choice)
+    elif "choices" not in value and value.get("type") in DELTAS:
         event.flags |= t.FL_CHOICES
-        if choice.get("finish_reason"):
-            event.flags |= t.FL_FINISH
-        delta = choice.get("delta") or {}
-        for channel, text in (
-            (t.CH_CONTENT, delta.get("content")),
-            (t.CH_CONTENT, choice.get("text")),
-            (t.CH_REASONING, delta.get("reasoning_content")),
-            (t.CH_REASONING, delta.get("reasoning")),
-        ):
-            if isinstance(text, str) and text:
-                event.channel = event.channel or channel
-                event.bytes += utf8_bytes(text)
+        texts = [(DELTAS[value["type"]], delta)]
+    elif "choices" not in value and value.get("type") == "content_block_delta" and isinstance(delta, dict):
+        event.flags |= t.FL_CHOICES
+        texts = [(channel, delta.get(name)) for name, channel in BLOCKS.items()]
+    else:
+        event.channel = t.CH_ODD
+        return event
+    for channel, text in texts:
+        if isinstance(text, str) and text:
+            event.channel = event.channel or channel
+            event.bytes += utf8_bytes(text)
     if value.get("error"):
         event.channel = t.CH_ODD
     return event
+
+
+def texts_of_choice(choice: dict[str, Any]) -> list[tuple[int, object]]:
+    """Where a choice of /v1/chat/completions or /v1/completions has text, each with its channel."""
+    delta = choice.get("delta") or {}
+    calls = [call.get("function") or {} for call in delta.get("tool_calls") or []]
+    return [
+        (t.CH_CONTENT, delta.get("content")),
+        (t.CH_CONTENT, choice.get("text")),
+        (t.CH_REASONING, delta.get("reasoning_content")),
+        (t.CH_REASONING, delta.get("reasoning")),
+        *((t.CH_TOOL, call.get(name)) for call in calls for name in ("name", "arguments")),
+        (t.CH_REFUSAL, delta.get("refusal")),
+    ]
+
+
+def ends_answer(payload: bytes) -> bool:
+    """Whether the event is the end marker of an API that has no [DONE]: by the type of the whole, of no part of it."""
+    try:
+        value = json.loads(payload.decode())
+    except ValueError:
+        return False
+    return isinstance(value, dict) and "choices" not in value and value.get("type") in END_MARKERS
 
 
 def utf8_bytes(text: str) -> int:
