@@ -25,6 +25,8 @@ from posix.unistd cimport close, read
 from fastload._linux cimport *
 from fastload._timing cimport *
 
+include "_tls.pxi"
+
 __all__ = ["Engine", "GAUGES", "ON_FREE"]
 
 ON_FREE = -1
@@ -66,14 +68,15 @@ cdef struct Slot:
     Stream s
     int fd
     uint32_t generation
-    uint8_t state, sending, retry, kernel
+    uint8_t state, sending, retry, kernel, tls
     uint8_t answered                 # this connection, or the last one, brought a byte of an answer
     Armed out
-    Py_ssize_t sent
+    const char *wire                 # what the socket is given: the request itself, or its TLS records
+    Py_ssize_t wire_n, sent
     int64_t freed_ns                 # when the slot could have sent next: the done_ns of the request before
     int64_t active_ns                # last byte in or out, by our clock
     int64_t last_stamp
-    int64_t connect_ns
+    int64_t connect_ns, tls_ns
     int64_t dialed_ns
     int64_t backoff_ms
     int64_t served                   # requests this connection has answered
@@ -97,6 +100,10 @@ cdef class Engine:
     cdef Hist *delay
     cdef object gauges
     cdef char *buffer
+    cdef char *plain                 # what a read of TLS records holds; there from the first such connection on
+    cdef object buffer_view, plain_view
+    cdef list tls                    # by slot: its _Tls, or None
+    cdef object last_session
     cdef bint kernel
     cdef readonly int64_t offset
     cdef Armed *queue
@@ -151,6 +158,7 @@ cdef class Engine:
         self.measured_end_ns = -1
         self.pacer_at = -1
         self.brackets = []
+        self.tls = [None] * slots
         self.ep = epoll_create1(EPOLL_CLOEXEC)
         self.pacer_fd = timerfd_create(1, TFD_NONBLOCK | TFD_CLOEXEC)
         self.clock_fd = timerfd_create(0, TFD_NONBLOCK | TFD_CLOEXEC)
@@ -187,6 +195,7 @@ cdef class Engine:
         free(self.todo)
         free(self.queue)
         free(self.buffer)
+        free(self.plain)
 
     # ------------------------------------------------------------ what Python calls
 
@@ -240,12 +249,12 @@ cdef class Engine:
         self.queue[(self.q_head + self.q_n) % self.q_cap] = a
         self.q_n += 1
 
-    def attach(self, int slot, int fd, int64_t connect_ns=-1, int64_t backoff_ms=0):
+    def attach(self, int slot, int fd, int64_t connect_ns=-1, int64_t backoff_ms=0, tls=None, int64_t tls_ns=-1):
         """Give slot `slot` (EMPTY) the connected, non-blocking socket `fd`, which the engine owns from here.
 
-        `connect_ns` is the time connecting took when a request waited for it, -1 when it was opened ahead. A request
-        that met a stale connection is sent again at once; False, and `fd` is not taken, when no block is free to record
-        that.
+        `connect_ns` is the time connecting took when a request waited for it, -1 when it was opened ahead. `tls` is
+        (ssl.SSLObject, its incoming MemoryBIO, its outgoing one) after a handshake of `tls_ns`. A request that met a
+        stale connection is sent again at once; False, and `fd` is not taken, when no block is free to record that.
         """
         if self.slots[slot].state != EMPTY:
             raise ValueError(f"slot={slot} has a connection")
@@ -253,8 +262,28 @@ cdef class Engine:
             return False
         if not self.watch_new(slot, fd, EPOLLIN | EPOLLRDHUP):
             raise OSError(errno, "epoll_ctl")
+        if tls is not None:
+            self.make_plain()
+            self.tls[slot] = _Tls(*tls)
+        self.slots[slot].tls = tls is not None
+        self.slots[slot].tls_ns = tls_ns if connect_ns >= 0 else -1
         self.join(slot, connect_ns, backoff_ms)
         return True
+
+    def tls_session(self):
+        """The last ssl.SSLSession a server gave, for the next handshake; None. In TLS 1.3 it comes after the handshake,
+        with the first answer."""
+        cdef _Tls tls
+        if self.last_session is None:
+            for tls in self.tls:
+                if tls is not None:
+                    self.keep_session(tls)
+        return self.last_session
+
+    cdef keep_session(self, _Tls tls):
+        session = tls.session.session
+        if session is not None and session.has_ticket:
+            self.last_session = session
 
     def dial_to(self, int family, bytes address not None):
         """Let slots whose connection ends while a level runs connect by themselves: `address` is the sockaddr."""
@@ -502,11 +531,14 @@ cdef class Engine:
         cdef int64_t now, stamp, offset
         cdef uint32_t generation = s.generation
         cdef uint8_t flags
+        cdef int tls_state
         cdef int code
         cdef Py_ssize_t used
+        cdef const char *data = self.buffer
+        cdef Py_ssize_t n
         memset(&msg, 0, sizeof(msg))
         iov.iov_base = self.buffer
-        iov.iov_len = READ_BYTES
+        iov.iov_len = READ_BYTES - TLS_ROOM if s.tls else READ_BYTES
         msg.msg_iov = &iov
         msg.msg_iovlen = 1
         while True:
@@ -525,30 +557,80 @@ cdef class Engine:
                 return
             self.g[G_READS] += 1
             s.active_ns = now
-            if s.state != BUSY:
-                self.g[G_STRAY] += got
+            flags, n, tls_state = 0, got, TLS_OPEN
+            if s.tls:
+                data = self.plain
+                n = self.unseal(slot, got, &flags, &tls_state)
+            if s.state != BUSY and n:
+                self.g[G_STRAY] += n
                 self.renew(slot)
                 return
-            flags = 0
-            stamp = self.receive_stamp(s, &msg, now, &flags)
-            s.last_stamp = stamp
-            code = feed(&s.s, self.rec, self.buffer, got, stamp,
-                        -1 if flags & C_FL_READ else <int32_t>min_i64(now - stamp, 0x7fffffff), flags, &used)
-            if s.kernel and not flags & C_FL_READ:
-                hist_record(self.delay, now - stamp)
-            if code == FEED_COMPLETE:
-                if used < got:
-                    self.g[G_STRAY] += got - used
-                self.settle(slot, C_END_COMPLETE, used == got)
-            elif code < 0:
-                self.fail(slot, C_END_LIMIT if code == FEED_LIMIT else C_END_HTTP, s.s.why)
+            if n:
+                stamp = self.receive_stamp(s, &msg, now, &flags)
+                s.last_stamp = stamp
+                code = feed(&s.s, self.rec, data, n, stamp,
+                            -1 if flags & C_FL_READ else <int32_t>min_i64(now - stamp, 0x7fffffff), flags, &used)
+                if s.kernel and not flags & C_FL_READ:
+                    hist_record(self.delay, now - stamp)
+                if code == FEED_COMPLETE:
+                    if used < n:
+                        self.g[G_STRAY] += n - used
+                    self.settle(slot, C_END_COMPLETE, used == n)
+                elif code < 0:
+                    self.fail(slot, C_END_LIMIT if code == FEED_LIMIT else C_END_HTTP, s.s.why)
+            if tls_state and s.generation == generation:
+                if tls_state == TLS_BROKEN:
+                    self.tls_broke(slot)
+                else:
+                    self.lost(slot, now, C_END_EOF, 0)
+                return
             if s.generation != generation or s.state != BUSY:
                 if s.state != IDLE or not events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP):
                     return
-            elif got < READ_BYTES and not events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP):
+            elif got < <ssize_t>iov.iov_len and not events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP):
                 return
             if not rec_room(self.rec):
                 return               # level-triggered: what is left comes with the next drain
+
+    cdef Py_ssize_t unseal(self, int slot, Py_ssize_t got, uint8_t *flags, int *state) noexcept with gil:
+        """Bytes of plain text in the `got` bytes just read, and the TLS_ state behind them."""
+        cdef _Tls tls = self.tls[slot]
+        cdef Py_ssize_t n = tls.unseal(self.buffer_view[:got], self.plain_view, READ_BYTES)
+        if tls.partial:
+            flags[0] = C_FL_COALESCED    # the kernel's stamp is that of the record begun behind
+        state[0] = tls.state
+        return n
+
+    cdef void tls_broke(self, int slot) noexcept with gil:
+        cdef _Tls tls = self.tls[slot]
+        if self.slots[slot].state == BUSY:
+            self.fail(slot, C_END_RESET, tls.why)
+        else:
+            self.renew(slot)
+
+    cdef bint seal(self, int slot) noexcept with gil:
+        """Turn the slot's request into the TLS records that are sent for it; False when TLS is broken."""
+        cdef Slot *s = &self.slots[slot]
+        cdef _Tls tls = self.tls[slot]
+        if not tls.seal(s.out.bytes, s.out.n):
+            return False
+        s.wire = PyBytes_AS_STRING(tls.sealed)
+        s.wire_n = PyBytes_GET_SIZE(tls.sealed)
+        return True
+
+    cdef void drop_tls(self, int slot) noexcept with gil:
+        self.keep_session(self.tls[slot])
+        self.slots[slot].tls = False
+        self.tls[slot] = None
+
+    cdef make_plain(self):
+        """The second buffer, and what ssl is given to read from and write to; only a run over TLS needs them."""
+        if self.plain == NULL:
+            self.plain = <char *>malloc(READ_BYTES)
+            if self.plain == NULL:
+                raise MemoryError
+            self.buffer_view = PyMemoryView_FromMemory(self.buffer, READ_BYTES, PyBUF_READ)
+            self.plain_view = PyMemoryView_FromMemory(self.plain, READ_BYTES, PyBUF_WRITE)
 
     cdef int64_t receive_stamp(self, Slot *s, msghdr *msg, int64_t now, uint8_t *flags) noexcept nogil:
         cdef cmsghdr *c
@@ -695,6 +777,8 @@ cdef class Engine:
         s.generation += 1
         s.sending = False
         s.state = EMPTY
+        if s.tls:
+            self.drop_tls(slot)
 
     # ------------------------------------------------------------ connections
 
@@ -835,6 +919,7 @@ cdef class Engine:
         cdef int64_t late = s.s.row[F_FLAGS] & C_RF_DUE_LATE if attempt > 1 else 0
         cdef int64_t now
         cdef ssize_t put
+        cdef bint sealed
         stream_begin(&s.s, self.rec, s.out.row)
         s.s.row[F_LEVEL] = self.rec.level
         s.s.row[F_SLOT] = slot
@@ -847,6 +932,7 @@ cdef class Engine:
         s.s.row[F_BACKOFF] = s.backoff_ms
         if s.connect_ns >= 0 and s.served == 0:
             s.s.row[F_CONNECT] = s.connect_ns
+            s.s.row[F_TLS] = s.tls_ns
         else:
             s.connect_ns = -1        # a later request of this connection may find it stale
         if attempt > 1:
@@ -855,8 +941,10 @@ cdef class Engine:
         s.backoff_ms = 0
         s.state = BUSY
         s.sent = 0
+        s.wire, s.wire_n = s.out.bytes, s.out.n
+        sealed = self.seal(slot) if s.tls else True
         now = mono_ns()
-        put = send(s.fd, s.out.bytes, s.out.n, MSG_DONTWAIT | MSG_NOSIGNAL)
+        put = send(s.fd, s.wire, s.wire_n, MSG_DONTWAIT | MSG_NOSIGNAL) if sealed else 0
         s.s.row[F_SENT] = now
         s.active_ns = now
         s.last_stamp = now
@@ -865,7 +953,9 @@ cdef class Engine:
         if timed and now - due > LATE_NS:
             s.s.row[F_FLAGS] |= C_RF_DUE_LATE
             self.g[G_LATE] += 1
-        if put == s.out.n:
+        if not sealed:
+            self.fail(slot, C_END_RESET, b"TLS: the request could not be encrypted")
+        elif put == s.wire_n:
             s.s.row[F_SENT_DONE] = mono_ns()
         elif put < 0 and errno != EAGAIN and errno != EINTR:
             self.send_failed(slot, errno)
@@ -876,11 +966,11 @@ cdef class Engine:
 
     cdef void send_rest(self, int slot) noexcept nogil:
         cdef Slot *s = &self.slots[slot]
-        cdef ssize_t put = send(s.fd, s.out.bytes + s.sent, s.out.n - s.sent, MSG_DONTWAIT | MSG_NOSIGNAL)
+        cdef ssize_t put = send(s.fd, s.wire + s.sent, s.wire_n - s.sent, MSG_DONTWAIT | MSG_NOSIGNAL)
         s.active_ns = mono_ns()
         if put >= 0:
             s.sent += put
-            if s.sent == s.out.n:
+            if s.sent == s.wire_n:
                 s.s.row[F_SENT_DONE] = s.active_ns
                 s.sending = False
                 self.watch_slot(slot, EPOLLIN | EPOLLRDHUP)

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ def summarise_levels(
     status = str(manifest.get("status", "complete"))
     judged = verdict(figures, status, manifest.get("calibration"))
     judged["notes"] += _plan_notes(manifest.get("plan") or {})
+    judged["notes"] += _way_notes(manifest.get("target") or {}, manifest.get("levels") or [])
     marks = (slo.Mark(each["level"], each["slo"], each["latency_s"]["mean"]) for each in figures)
     target = manifest.get("target") or {}
     return {
@@ -111,6 +112,22 @@ def _plan_notes(plan: Mapping[str, Any]) -> list[str]:
         notes.append(
             "continuous usage was asked for, since events hold several tokens: counting costs the server something"
         )
+    return notes
+
+
+def _way_notes(target: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what stood between client and server: a proxy, TLS, and whether the server was who it says it is."""
+    notes = []
+    if target.get("proxy"):
+        notes.append(f"through the proxy {target['proxy']} (CONNECT): its time is part of every figure")
+    if target.get("tls") is None:
+        return notes
+    shaken = [seen for level in levels if (seen := (level.get("instrument") or {}).get("tls"))]
+    said = f"{shaken[-1]['version']}, {shaken[-1]['cipher']}; " if shaken else ""
+    made, resumed = (sum(seen[name] for seen in shaken) for name in ("handshakes", "resumed"))
+    notes.append(f"TLS: {said}{made} handshakes in the levels, {resumed} resumed a session")
+    if not target["tls"]["verified"]:
+        notes.append("TLS: the server's certificate was NOT verified (--insecure): who answered is not known")
     return notes
 
 

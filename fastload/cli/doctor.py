@@ -252,7 +252,7 @@ def _way_findings(place: Place) -> tuple[list[Finding], Address | None]:
     from fastload.load.target_address import reach
 
     try:
-        address, _ = reach(place, 5.0)
+        address, _ = reach(place, timeout_s=5.0)
     except TargetError as error:
         return [Finding("bad", "server", str(error))], None
     name = host.interface_to(address.host)

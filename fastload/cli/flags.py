@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,9 @@ from fastload.errors import PlanError
 
 if TYPE_CHECKING:
     from fastload.load.secrets import Secret
+    from fastload.load.target_address import Way
+
+PROXY_VARIABLES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
 
 
 def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
@@ -43,8 +47,48 @@ access = together(
             metavar="NAME=VALUE",
             help="Send this header too; repeatable.",
         ),
+        click.option(
+            "--ca-file", metavar="FILE", help="Trust these authorities (PEM) and no others for an https server."
+        ),
+        click.option("--insecure", is_flag=True, help="Do not verify the server's certificate; the report says so."),
+        click.option("--client-cert", metavar="FILE", help="Our own certificate (PEM), for servers that want one."),
+        click.option("--client-key", metavar="FILE", help="Its private key, if that is not in the same file."),
+        click.option(
+            "--proxy",
+            metavar="URL",
+            help="Go through this HTTP proxy by CONNECT. Proxies named in the environment are ignored.",
+        ),
     ]
 )
+
+
+def way(typed: Mapping[str, Any]) -> Way:
+    """Return how to connect, from the flags of `access`. PlanError for files that are no good or flags at odds."""
+    from fastload.load.target_address import Way, parse_proxy
+    from fastload.load.tls import TlsOptions, context
+
+    ca_file, cert, key = typed["ca_file"], typed["client_cert"], typed["client_key"]
+    if typed["insecure"] and ca_file is not None:
+        raise PlanError(f"--insecure: trusts any certificate, so --ca-file {ca_file} would not be used; give one")
+    if key is not None and cert is None:
+        raise PlanError(f"--client-key {key}: is of no use alone; give --client-cert too")
+    tls = TlsOptions(ca_file, cert, key, typed["insecure"])
+    if (ca_file or cert or typed["insecure"]) and not (typed["url"] or "").strip().startswith("https://"):
+        flag = "--ca-file" if ca_file else "--client-cert" if cert else "--insecure"
+        raise PlanError(f"{flag}: is for https servers; --url is {typed['url'] or 'not given'}")
+    if ca_file or cert:
+        context(tls)  # its PlanError now, before anything is started
+    return Way(tls, None if typed["proxy"] is None else parse_proxy(typed["proxy"]))
+
+
+def warn_of_ignored_proxies(proxy: str | None, quiet: bool) -> None:
+    """Say on stderr which of the environment's proxies are not used. Their values may hold passwords."""
+    found = sorted(name for name in os.environ if name.lower() in PROXY_VARIABLES and os.environ[name])
+    if found and proxy is None and not quiet:
+        click.echo(
+            f"fastload: {', '.join(found)}: set in the environment and not used; --proxy URL goes through a proxy",
+            err=True,
+        )
 
 
 def warn_of_typed_key(typed: str | None, quiet: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -24,14 +25,17 @@ def models(
     headers: tuple[str, ...],
     quiet: bool,
     as_json: bool,
+    **typed: Any,
 ) -> None:
     """List the models a server serves, one a line."""
     key, sent = flags.credentials(api_key, api_key_file, headers)
+    way = flags.way({"url": url, **typed})
     flags.warn_of_typed_key(api_key, quiet)
+    flags.warn_of_ignored_proxies(typed["proxy"], quiet)
 
     from fastload.load.target import SIMULATED_OWNER, list_models
 
-    entries = list_models(url, key, sent)
+    entries = list_models(url, key, sent, way)
     if as_json:
         click.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return

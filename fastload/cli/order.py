@@ -19,6 +19,7 @@ from fastload.errors import PlanError
 
 if TYPE_CHECKING:
     from fastload.load.secrets import Secret
+    from fastload.load.target_address import Way
     from fastload.plan import Level
 
 SIM_PROFILES = ("sim:lockstep",)
@@ -205,6 +206,7 @@ class Order:
     endpoint: str
     key: Secret | None
     headers: Mapping[str, str]
+    way: Way
     wait_ready_s: float | None
     levels: tuple[Level, ...]
     isl: int
@@ -248,6 +250,7 @@ def check(typed: Mapping[str, Any]) -> Order:
         # The embedded engine asks for no key, and a secret goes nowhere it is not asked for.
         key=key if url is not None else None,
         headers=headers,
+        way=flags.way(typed),
         wait_ready_s=typed["wait_ready"],
         levels=plan.levels(
             plan.parse_levels(typed["levels"]),

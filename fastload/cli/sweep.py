@@ -45,6 +45,8 @@ def sweep(words: Sequence[str] | None, /, **typed: Any) -> int:
     """
     asked = order.check(typed)
     flags.warn_of_typed_key(typed["api_key"], asked.quiet)
+    if asked.url is not None:
+        flags.warn_of_ignored_proxies(typed["proxy"], asked.quiet)
     command = ["fastload", *inputs.masked(sys.argv[1:] if words is None else words)]
     with signals.installed() as brake, contextlib.ExitStack() as held:
         shown = display.choose(asked.quiet, simulated=asked.url is None)
@@ -72,7 +74,7 @@ def _run(
     raise_descriptor_limit(largest)  # before the engine is started: it inherits the limit, and needs as many
     url = asked.url if asked.url is not None else _start_engine(held)
     target = open_target(
-        url, asked.model, asked.key, asked.headers, asked.wait_ready_s, asked.endpoint, shown.notice
+        url, asked.model, asked.key, asked.headers, asked.wait_ready_s, asked.endpoint, shown.notice, asked.way
     )
     shown.simulated = shown.simulated or target.simulated
     planned = _build_plan(asked, target, shown.notice)
@@ -178,11 +180,21 @@ def _manifest(
             "labels": dict(asked.labels),
             "address": f"{target.address.host}:{target.address.port}",
             "headers": sorted(asked.headers),
+            "tls": _tls(target),
+            "proxy": None if asked.way.proxy is None else asked.way.proxy.place.url,
         },
         "sampling": dict(asked.sampling) or "server default",
         "host": host.facts(target.address.host),
         "simulated": simulated,
     }
+
+
+def _tls(target: Target) -> dict[str, object] | None:
+    """What a reader must know of the TLS options; None without TLS."""
+    options = target.address.tls
+    if options is None:
+        return None
+    return {"verified": not options.insecure, "ca_file": options.ca_file, "client_cert": options.client_cert}
 
 
 # --- during -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import orjson
 import uvloop
 
 from fastload import _client, _timing
-from fastload.load import connections, shared
+from fastload.load import connections, shared, tls
 
 SWEEP_S = 0.1  # how often time limits are looked at
 BACKOFF_FIRST_MS = 100
@@ -82,6 +82,8 @@ class Measurer:
         self.patience = 0  # failures in a row that this level may have
         self.gc_pauses = 0
         self.lag_max_ns = 0
+        self.tls_facts: dict[str, object] | None = None
+        self.handshakes = self.resumed = 0
 
     async def run(self) -> None:
         """Serve commands until the end."""
@@ -110,17 +112,23 @@ class Measurer:
             getattr(self, f"do_{command.pop('do')}")(**command)
 
     def do_hello(self, *, slots: int, head: str, family: int, sockaddr: list[Any], stamp: str, cpu: int | None,
-                 save_text: bool, limits: dict[str, float], max_failures: int) -> None:
-        """Set up: head is the request head up to the content-length, secrets included."""
+                 save_text: bool, limits: dict[str, float], max_failures: int, tunnel: str | None = None,
+                 tls_options: dict[str, Any] | None = None, server_name: str | None = None) -> None:
+        """Set up: `head` is the request head up to the content-length, `tunnel` what a proxy is asked; secrets
+        included."""
         if cpu is not None:
             os.sched_setaffinity(0, {cpu})
         self.head = head.encode("latin-1")
-        self.family, self.sockaddr = family, tuple(sockaddr)
+        context = None if tls_options is None else tls.context(tls.TlsOptions(**tls_options))
+        self.route = connections.Route(
+            family, tuple(sockaddr), None if tunnel is None else tunnel.encode("latin-1"), context, server_name
+        )
         self.limits = limits
         self.max_failures = max_failures
         self.recorder.save_text = save_text
         self.engine = _client.Engine(self.recorder, slots, self.live, stamp)
-        self.engine.dial_to(family, connections.pack(family, self.sockaddr))
+        if self.route.is_bare:
+            self.engine.dial_to(family, connections.pack(family, self.route.sockaddr))
         self.slots = slots
         loop = asyncio.get_running_loop()
         loop.add_reader(self.engine.fileno(), self.on_wire)
@@ -190,6 +198,7 @@ class Measurer:
         self.over.clear()
         engine.reuse = reuse
         engine.low_water = concurrency
+        self.handshakes = self.resumed = 0
         engine.trim(concurrency)
         if reuse and not self.cancelled:
             loop = asyncio.get_running_loop()
@@ -233,16 +242,28 @@ class Measurer:
             cancelled=self.cancelled, gave_up=self.gave_up,
             short=engine.measured_open > 0 or (engine.measured_left > 0 and until < 0),
             cpu_ns=cpu_ns, gc_pauses=self.gc_pauses, lag_max_ns=self.lag_max_ns, brackets=engine.take_brackets(),
+            tls=self.tls_facts and {**self.tls_facts, "handshakes": self.handshakes, "resumed": self.resumed},
         )
 
     async def open_ahead(self, slot: int) -> None:
         """Connect before the clock starts. A failure is left to the level, where it becomes a row."""
         try:
-            async with self.turn:
-                fd, _ = await connections.connect(self.family, self.sockaddr, self.limits["connect_s"])
+            made = await self.connect()
         except OSError:
             return
-        self.engine.attach(slot, fd)
+        self.engine.attach(slot, made.fd, tls=made.tls)
+
+    async def connect(self) -> connections.Connection:
+        """A connection to the server, with the last TLS session that a server gave; OSError."""
+        async with self.turn:
+            made = await connections.connect(self.route, self.limits["connect_s"], self.engine.tls_session())
+        if made.tls is not None:
+            session = made.tls[0]
+            self.handshakes += 1
+            self.resumed += bool(session.session_reused)
+            cipher = session.cipher()
+            self.tls_facts = {"version": session.version(), "cipher": cipher and cipher[0]}
+        return made
 
     async def is_kept(self) -> bool:
         """After the warm-up's answer: does the server keep the connection?"""
@@ -340,19 +361,18 @@ class Measurer:
                 if not self.wanted(slot):
                     break
             try:
-                async with self.turn:
-                    fd, took = await connections.connect(self.family, self.sockaddr, self.limits["connect_s"])
+                made = await self.connect()
             except OSError as error:
                 end = _timing.END_PORTS if error.errno in connections.OWN_LIMITS else _timing.END_CONNECT
-                self.engine.refuse(slot, end, error.errno or 0, f"connect: {_why(error)}", waited_ms)
+                self.engine.refuse(slot, end, error.errno or 0, f"connect: {connections.why(error)}", waited_ms)
                 self.back_off(slot)
                 self.attend()
                 continue
             if not self.wanted(slot):
-                os.close(fd)
+                os.close(made.fd)
                 break
-            if not self.engine.attach(slot, fd, took, waited_ms):
-                os.close(fd)  # no block is free: by the next attempt one should be
+            if not self.engine.attach(slot, made.fd, made.connect_ns, waited_ms, made.tls, made.tls_ns):
+                os.close(made.fd)  # no block is free: by the next attempt one should be
                 self.back_off(slot)
                 continue
             self.engine.pump()
@@ -408,13 +428,6 @@ class Measurer:
                 data = data[os.write(self.out, data) :]
         except BrokenPipeError:
             os._exit(1)
-
-
-def _why(error: OSError) -> str:
-    """What happened, without the address and the tuple asyncio puts into it."""
-    if isinstance(error, TimeoutError) or not error.errno:
-        return error.strerror or str(error)
-    return os.strerror(error.errno)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import orjson
@@ -251,6 +251,9 @@ class _Session:
             head=self.head,
             family=int(address.family),
             sockaddr=list(address.sockaddr),
+            tunnel=None if address.tunnel is None else address.tunnel.reveal(),
+            tls_options=None if address.tls is None else asdict(address.tls),
+            server_name=address.server_name,
             stamp=options.stamp,
             cpu=options.cpu,
             save_text=options.save_text,
@@ -474,6 +477,7 @@ class _Session:
                 "stamps": (self.ready or {}).get("stamps"),
                 "events_per_read": counters["events"] / counters["reads"] if counters["reads"] else None,
                 "connections_kept": self.kept,
+                "tls": end.get("tls"),
                 "stalled_ms": counters["stalled_ns"] / 1e6,
                 **{
                     name: counters[name]

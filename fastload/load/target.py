@@ -16,7 +16,7 @@ from fastload import _timing
 from fastload.errors import PlanError, TargetError
 from fastload.load.redirects import shown_location
 from fastload.load.secrets import Secret
-from fastload.load.target_address import Address, NotYetError, Place, parse_url, reach
+from fastload.load.target_address import DIRECT, Address, NotYetError, Place, Way, parse_url, reach
 from fastload.load.target_client import FACT_TIMEOUT_S, ask, client_for, denied, read_json, said
 from fastload.load.target_tokens import complete_once, token_counter, which_tokenizer
 
@@ -73,6 +73,7 @@ def open_target(
     wait_ready_s: float | None,
     endpoint: str,
     notice: Notice,
+    way: Way = DIRECT,
 ) -> Target:
     """Reach the server, choose the model, gather facts.
 
@@ -83,9 +84,9 @@ def open_target(
     """
     place = parse_url(url)
     if wait_ready_s is not None:
-        return _wait_for(place, model, key, headers, wait_ready_s, endpoint, notice)
+        return _wait_for(place, model, key, headers, wait_ready_s, endpoint, notice, way)
     try:
-        address, reach_ms = reach(place)
+        address, reach_ms = reach(place, way)
         with client_for(address, place.netloc, key, headers, endpoint) as client:
             listed = _listed(client, place, key)
             return _target(client, place, address, reach_ms, _chosen(place, model, listed), listed)
@@ -93,10 +94,12 @@ def open_target(
         raise TargetError(f"{error} (--wait-ready 10m waits for a server that is starting)") from None
 
 
-def list_models(url: str, key: Secret | None, headers: Mapping[str, str]) -> list[dict[str, Any]]:
+def list_models(
+    url: str, key: Secret | None, headers: Mapping[str, str], way: Way = DIRECT
+) -> list[dict[str, Any]]:
     """Entries of the server's /v1/models, each with an `id`. Raises PlanError and TargetError."""
     place = parse_url(url)
-    address, _ = reach(place)
+    address, _ = reach(place, way)
     with client_for(address, place.netloc, key, headers) as client:
         return _listed(client, place, key)
 
@@ -109,11 +112,12 @@ def _wait_for(
     wait_s: float,
     endpoint: str,
     notice: Notice,
+    way: Way,
 ) -> Target:
     """Health, then the model list, then one real completion."""
     deadline = _Deadline(place, wait_s, notice)
     notice(f"waiting up to {wait_s:g} s for {place.url}")
-    address, reach_ms = deadline.until(lambda: reach(place, deadline.connect_timeout_s()))
+    address, reach_ms = deadline.until(lambda: reach(place, way, deadline.connect_timeout_s()))
     with client_for(address, place.netloc, key, headers, endpoint) as client:
         deadline.until(lambda: _healthy(client, place))
         notice(f"{place.url} is up; waiting for its model list")

@@ -1,14 +1,18 @@
-"""The server's URL and the one address that is used for it."""
+"""The server's URL, and the one way to it that is used: an address, a proxy before it, TLS around it."""
 
+import base64
 import errno
 import socket
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from fastload import _timing
 from fastload.errors import PlanError, TargetError
+from fastload.load.secrets import Secret
+from fastload.load.tls import TlsOptions
 
 CONNECT_TIMEOUT_S = 10.0
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class NotYetError(TargetError):
@@ -29,7 +33,7 @@ class Place:
         """host or host:port as a URL and a Host header have it (the default port is left out)."""
         host = self.host.partition("%")[0]  # a scope id has no meaning at the other end
         bracketed = f"[{host}]" if ":" in host else host
-        return bracketed if self.port == 80 else f"{bracketed}:{self.port}"
+        return bracketed if self.port == DEFAULT_PORTS[self.scheme] else f"{bracketed}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -38,20 +42,49 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Proxy:
+    """An HTTP proxy that is asked for a tunnel (CONNECT), for http and https alike. `login`: user:password."""
+
+    place: Place
+    login: Secret | None = None
+
+    def tunnel_to(self, place: Place) -> Secret:
+        """The head of the request for a tunnel, the login in it."""
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        lines = [f"CONNECT {host}:{place.port} HTTP/1.1", f"Host: {host}:{place.port}"]
+        if self.login is not None:
+            word = base64.b64encode(self.login.reveal().encode()).decode()
+            lines.append(f"Proxy-Authorization: Basic {word}")
+        return Secret("\r\n".join([*lines, "", ""]))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the user wants to be connected: TLS options (used for https only) and a proxy."""
+
+    tls: TlsOptions = TlsOptions()
+    proxy: Proxy | None = None
+
+
+DIRECT = Way()  # no proxy; certificates verified by the system's authorities
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
-    """One socket address, chosen once, before any clock runs; every connection of the run goes there."""
+    """One socket address, chosen once, before any clock runs; every connection of the run goes there.
+
+    With a proxy it is the proxy's, and `tunnel` what the proxy is asked. `tls` is None for plain http; `server_name`
+    is what the server's certificate must be made out to.
+    """
 
     host: str  # the IP address as text
     port: int
     family: int
     sockaddr: tuple[object, ...]
     scheme: str
-
-    @property
-    def base_url(self) -> str:
-        """URL of the address itself, for a client that must not resolve the name again."""
-        host = f"[{self.host}]" if self.family == socket.AF_INET6 else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+    tunnel: Secret | None = None
+    tls: TlsOptions | None = None
+    server_name: str = ""
 
 
 def parse_url(text: str) -> Place:
@@ -69,9 +102,7 @@ def parse_url(text: str) -> Place:
         raise PlanError(f"--url {shown}: {error}; {right}") from None
     if "://" not in text:
         raise PlanError(f"--url {shown}: has no scheme; give http://{shown}")
-    if parts.scheme == "https":
-        raise PlanError(f"--url {shown}: TLS is not in this version of fastload yet; give an http:// URL")
-    if parts.scheme != "http":
+    if parts.scheme not in DEFAULT_PORTS:
         raise PlanError(f"--url {shown}: the scheme {parts.scheme!r} is not known; {right}")
     if parts.username is not None or parts.password is not None:
         raise PlanError(
@@ -86,7 +117,7 @@ def parse_url(text: str) -> Place:
     if port is None:
         if parts.netloc.endswith(":"):
             raise PlanError(f"--url {shown}: has no number after the colon; {right}")
-        port = 80
+        port = DEFAULT_PORTS[parts.scheme]
     if not 0 < port <= 65_535:
         raise PlanError(f"--url {shown}: the port must be a number from 1 to 65535; {right}")
     if parts.query or parts.fragment:
@@ -105,6 +136,26 @@ def parse_url(text: str) -> Place:
     return Place(parts.scheme, host, port, root)
 
 
+def parse_proxy(text: str) -> Proxy:
+    """Take a `--proxy` apart: http://proxy:3128, with user:password@ before the host if it wants a login. Raises
+    PlanError, which does not show the login."""
+    shown = _without_credentials(text.strip())
+    right = "give it like http://proxy.example:3128"
+    try:
+        parts = urlsplit(text.strip())
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise PlanError(f"--proxy {shown}: {error}; {right}") from None
+    if parts.scheme != "http" or not host or any(c.isspace() for c in text.strip()):
+        raise PlanError(f"--proxy {shown}: not the address of an HTTP proxy; {right}")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise PlanError(f"--proxy {shown}: a proxy has no path; {right}")
+    login = None
+    if parts.username is not None:
+        login = Secret(f"{unquote(parts.username)}:{unquote(parts.password or '')}")
+    return Proxy(Place("http", host, port or 80, ""), login)
+
+
 def _without_credentials(text: str) -> str:
     scheme, slashes, rest = text.partition("://")
     if not slashes:
@@ -114,18 +165,19 @@ def _without_credentials(text: str) -> str:
     return f"{scheme}{slashes}{'***@' if at else ''}{host}{slash}{path}"
 
 
-def reach(place: Place, timeout_s: float = CONNECT_TIMEOUT_S) -> tuple[Address, float]:
-    """Resolve the host and connect to its addresses in order; the first that takes a connection is chosen.
+def reach(place: Place, way: Way = DIRECT, timeout_s: float = CONNECT_TIMEOUT_S) -> tuple[Address, float]:
+    """Resolve the host (the proxy's if there is one) and connect to its addresses in order; the first that takes a
+    connection is chosen.
 
     Returns the address and the milliseconds its connection took. Raises TargetError (a NotYetError).
     """
+    at = place if way.proxy is None else way.proxy.place
+    flag = "--url" if way.proxy is None else "--proxy"
     try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise NotYetError(
-            f"{place.url}: the name {place.host} does not resolve ({reason}); check --url"
-        ) from None
+        raise NotYetError(f"{at.url}: the name {at.host} does not resolve ({reason}); check {flag}") from None
     failures: list[OSError] = []
     for family, kind, protocol, _, sockaddr in found:
         try:
@@ -137,17 +189,25 @@ def reach(place: Place, timeout_s: float = CONNECT_TIMEOUT_S) -> tuple[Address, 
         except OSError as error:
             failures.append(error)
             continue
-        return Address(str(sockaddr[0]), place.port, int(family), tuple(sockaddr), place.scheme), reach_ms
-    raise NotYetError(_unreachable(place, failures, timeout_s))
-
-
-def _unreachable(place: Place, failures: list[OSError], timeout_s: float) -> str:
-    if any(failure.errno == errno.ECONNREFUSED for failure in failures):
-        return (
-            f"{place.url}: nothing listens on port {place.port} (connection refused); "
-            "start the server or correct --url"
+        address = Address(
+            host=str(sockaddr[0]),
+            port=at.port,
+            family=int(family),
+            sockaddr=tuple(sockaddr),
+            scheme=place.scheme,
+            tunnel=None if way.proxy is None else way.proxy.tunnel_to(place),
+            tls=way.tls if place.scheme == "https" else None,
+            server_name=place.host.partition("%")[0],
         )
+        return address, reach_ms
+    raise NotYetError(_unreachable(at, flag, failures, timeout_s))
+
+
+def _unreachable(at: Place, flag: str, failures: list[OSError], timeout_s: float) -> str:
+    if any(failure.errno == errno.ECONNREFUSED for failure in failures):
+        what = "server" if flag == "--url" else "proxy"
+        return f"{at.url}: nothing listens on port {at.port} (connection refused); start the {what} or correct {flag}"
     if any(isinstance(failure, TimeoutError) for failure in failures):
-        return f"{place.url}: no connection within {timeout_s:g} s; check the host, the port and the firewall"
+        return f"{at.url}: no connection within {timeout_s:g} s; check the host, the port and the firewall"
     reason = failures[0].strerror or str(failures[0]) if failures else "no address"
-    return f"{place.url}: cannot be reached ({reason}); check --url"
+    return f"{at.url}: cannot be reached ({reason}); check {flag}"

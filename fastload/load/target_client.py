@@ -1,16 +1,21 @@
-"""A plain HTTP client for the questions asked before a run (never for measuring): one address, no proxies."""
+"""A plain HTTP client for the questions asked before a run (never for measuring), along the way the run will take."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import httpcore
 import httpx
 
 from fastload.errors import TargetError
+from fastload.load import tls
 from fastload.load.secrets import Secret
 from fastload.load.target_address import Address, NotYetError
+from fastload.load.tunnel import TUNNEL_HEAD, tunnel_refusal
 
 LOOK_TIMEOUT_S = 10.0  # for lists and health
 FACT_TIMEOUT_S = 2.0  # for what is nice to know
+TUNNEL_READ = 65_536
 ANSWER_TIMEOUT_S = 120.0  # for a completion: a cold engine compiles
 ANTHROPIC_VERSION = "2023-06-01"  # of the messages API; servers that do not speak it ignore the header
 
@@ -31,18 +36,66 @@ def api_headers(endpoint: str, key: Secret | None) -> dict[str, str]:
 def client_for(
     address: Address, host_header: str, key: Secret | None, headers: Mapping[str, str], endpoint: str = "chat"
 ) -> httpx.Client:
-    """A client tied to the chosen address; the environment's proxies are ignored. Close it after use."""
+    """A client tied to the chosen address; the environment's proxies are ignored. Close it after use.
+
+    Raises PlanError when a file of the TLS options is no good.
+    """
     sent = httpx.Headers({"Host": host_header, "Accept-Encoding": "identity"})
     sent.update(api_headers(endpoint, key))
     sent.update(headers)
+    # Without TLS no context is made: to load the certificates takes longer than all questions.
+    context = None if address.tls is None else tls.context(address.tls)
+    transport = httpx.HTTPTransport(verify=False, trust_env=False)
+    # httpx has no public way to choose the address and keep the name for TLS; its pool has one.
+    transport._pool = httpcore.ConnectionPool(ssl_context=context, network_backend=_Way(address))
     return httpx.Client(
-        base_url=address.base_url,
+        base_url=f"{address.scheme}://{host_header}",
         headers=sent,
         timeout=LOOK_TIMEOUT_S,
-        verify=address.scheme == "https",  # to load the certificates takes longer than all questions, and http has none
+        transport=transport,
         trust_env=False,
         follow_redirects=False,
     )
+
+
+class _Way(httpcore.NetworkBackend):
+    """Connects to the chosen address whatever the URL's host, through the proxy's tunnel if there is one."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._sockets = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        stream = self._sockets.connect_tcp(
+            self._address.host, self._address.port, timeout, local_address, socket_options
+        )
+        if self._address.tunnel is not None:
+            _ask_tunnel(stream, self._address.tunnel.reveal().encode("latin-1"), timeout)
+        return stream
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _ask_tunnel(stream: httpcore.NetworkStream, request: bytes, timeout: float | None) -> None:
+    stream.write(request, timeout)
+    head = b""
+    refusal = None
+    while refusal is None and b"\r\n\r\n" not in head:
+        got = stream.read(TUNNEL_READ, timeout)
+        head += got
+        refusal = None if got and len(head) <= TUNNEL_HEAD else "the proxy gave no answer to CONNECT that is HTTP"
+    refusal = refusal or tunnel_refusal(head)
+    if refusal is not None:
+        stream.close()
+        raise httpcore.ConnectError(refusal)
 
 
 def ask(
@@ -55,16 +108,36 @@ def ask(
                 return client.get(path, timeout=timeout_s)
             return client.post(path, json=body, timeout=timeout_s)
         except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+            _see_tls(url, error)
             # A kept connection that the server closed meanwhile fails like this once (llama.cpp does it).
             if attempt == 2:
                 raise NotYetError(f"{url}{path}: the answer is not HTTP or was cut off ({_reason(error)})") from None
         except httpx.ConnectError as error:
+            _see_tls(url, error)
             raise NotYetError(f"{url}: no connection ({_reason(error)}); is the server still running?") from None
         except httpx.TimeoutException:
             raise NotYetError(f"{url}{path}: no answer within {timeout_s:g} s") from None
         except httpx.HTTPError as error:
             raise TargetError(f"{url}{path}: {_reason(error)}") from None
     raise AssertionError("not reached")
+
+
+def _see_tls(url: str, error: httpx.HTTPError) -> None:
+    """Raise TargetError when TLS failed: waiting cures nothing then."""
+    fault = tls.fault(error)
+    if fault is None:
+        return
+    if "mismatch" in fault or "not valid for" in fault:
+        right = "give the name the certificate has in --url, or measure unverified by --insecure"
+    elif "not trusted" in fault:
+        right = "give its authority's certificate by --ca-file FILE, or measure unverified by --insecure"
+    elif "does not speak" in fault:
+        right = "give an http:// URL"
+    elif "certificate required" in fault or "handshake failure" in fault:
+        right = "it may want a client's certificate: --client-cert FILE"
+    else:
+        right = "check --url and the TLS flags"
+    raise TargetError(f"{url}: {fault}; {right}")
 
 
 def read_json(response: httpx.Response) -> Any:

@@ -1,9 +1,11 @@
 """One engine in the test's own process, with small blocks, and what came out of it as dicts."""
 
+import asyncio
 import mmap
 import os
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
@@ -56,7 +58,7 @@ class Taken:
 class Rig(Taken):
     """An engine of `slots` slots for the loopback port `port`; what `collect` took out of its sealed blocks.
 
-    `dial=False`: the engine does not connect by itself.
+    `dial=False`: the engine does not connect by itself. With `context` it speaks TLS to "localhost".
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Rig(Taken):
         stamp: str = "kernel",
         blocks: int = 4,
         rows: int = ROWS,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__()
         self.sizes = (EVENTS, rows, ARENA)
@@ -78,15 +81,24 @@ class Rig(Taken):
         self.engine.low_water = slots
         self.family = family
         self.address = ("::1" if family == socket.AF_INET6 else "127.0.0.1", port)
-        if dial:
+        if dial and context is None:
             self.engine.dial_to(family, connections.pack(family, self.address))
+        self.route = connections.Route(family, self.address, None, context, "localhost")
         self.next_request = 0
 
     def open(self, *slots: int, connect_ns: int = -1) -> Self:
         """Connect these slots from Python."""
         for slot in slots:
-            self.engine.attach(slot, self.socket(), connect_ns)
+            if self.route.is_bare:
+                self.engine.attach(slot, self.socket(), connect_ns)
+            else:
+                made = self.connect()
+                self.engine.attach(slot, made.fd, connect_ns, tls=made.tls, tls_ns=made.tls_ns)
         return self
+
+    def connect(self) -> connections.Connection:
+        """A connection as the measurer makes it, TLS and all."""
+        return asyncio.run(connections.connect(self.route, WAIT_S, self.engine.tls_session()))
 
     def socket(self) -> int:
         """A connected socket's descriptor, as `attach` wants it."""

@@ -17,11 +17,13 @@ import json
 import re
 import select
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 WAIT_S = 20.0  # no test waits longer: past it, it has failed
 LINGER = struct.pack("ii", 1, 0)
@@ -164,14 +166,80 @@ class Call:
         raise LeaveError
 
 
+class SealedSocket:
+    """TLS over `plain` by hand: what it sends can be had as bytes first, and cut anywhere."""
+
+    def __init__(self, plain: socket.socket, context: ssl.SSLContext) -> None:
+        self.plain = plain
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.session = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        self._until_done(self.session.do_handshake)
+        self.setsockopt, self.fileno = plain.setsockopt, plain.fileno
+
+    def _until_done(self, step: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                done = step()
+            except ssl.SSLWantReadError:
+                self._flush()
+                data = self.plain.recv(65536)
+                if not data:
+                    raise LeaveError from None
+                self.incoming.write(data)
+            except ssl.SSLError:
+                self._flush()
+                raise LeaveError from None
+            else:
+                self._flush()
+                return done
+
+    def _flush(self) -> None:
+        if self.outgoing.pending:
+            self.plain.sendall(self.outgoing.read())
+
+    def seal(self, data: bytes) -> bytes:
+        """The records that carry `data`, not sent."""
+        while data:
+            data = data[self.session.write(data) :]
+        return self.outgoing.read()
+
+    def end(self) -> bytes:
+        """The record that says nothing follows, not sent."""
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self.session.unwrap()
+        return self.outgoing.read()
+
+    def sendall(self, data: bytes) -> None:
+        self.plain.sendall(self.seal(data))
+
+    def recv(self, most: int) -> bytes:
+        try:
+            return bytes(self._until_done(lambda: self.session.read(most)))
+        except ssl.SSLZeroReturnError:
+            return b""
+
+    def shutdown(self, how: int) -> None:
+        self.plain.shutdown(how)
+
+    def close(self) -> None:
+        self.plain.close()
+
+
 Script = Callable[[Call], None]
 
 
 class Server:
     """What a test sees of a running server. Counters are whole at any time."""
 
-    def __init__(self, listener: socket.socket, script: Script, early: bool, accept: Callable[[int], bool]) -> None:
-        self.listener, self.script, self.early, self.accept = listener, script, early, accept
+    def __init__(
+        self,
+        listener: socket.socket,
+        script: Script,
+        early: bool,
+        accept: Callable[[int], bool],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.listener, self.script, self.early, self.accept, self.tls = listener, script, early, accept, tls
         self.port = int(listener.getsockname()[1])
         self.lock = threading.Condition()  # its lock is reentrant
         self.accepts = 0
@@ -242,6 +310,9 @@ class Server:
     def _serve(self, sock: socket.socket, number: int) -> None:
         kept = b""
         try:
+            if self.tls is not None:
+                # a socket in all that scripts and this server use of one
+                sock = cast(socket.socket, SealedSocket(sock, self.tls))
             for ordinal in range(1 << 30):
                 kept = self._one(sock, number, ordinal, kept)
         except (LeaveError, OSError):
@@ -282,7 +353,7 @@ class Server:
         with contextlib.suppress(OSError):
             sock.close()
         with self.lock:
-            self._socks.discard(sock)
+            self._socks.discard(getattr(sock, "plain", sock))
             self.lock.notify_all()
 
     def close(self) -> None:
@@ -302,8 +373,10 @@ def serve(
     port: int = 0,
     early: bool = False,
     accept: Callable[[int], bool] = lambda number: True,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Server]:
-    """A server on a loopback port (a free one). `accept(number of the connection)` False: closed at once.
+    """A server on a loopback port (a free one). `accept(number of the connection)` False: closed at once. With `tls`
+    a call's `sock` is a SealedSocket.
 
     A fault inside a script fails the test that used the server.
     """
@@ -311,7 +384,7 @@ def serve(
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", port))
     listener.listen(512)
-    server = Server(listener, script, early, accept)
+    server = Server(listener, script, early, accept, tls)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

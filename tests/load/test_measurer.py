@@ -28,7 +28,10 @@ OURS = {
     "fastload._timing",
     "fastload.load",
     "fastload.load.connections",
+    "fastload.errors",
     "fastload.load.shared",
+    "fastload.load.tls",
+    "fastload.load.tunnel",
 }
 
 
