@@ -78,6 +78,8 @@ def way(typed: Mapping[str, Any]) -> Way:
         raise PlanError(f"{flag}: is for https servers; --url is {typed['url'] or 'not given'}")
     if ca_file or cert:
         context(tls)  # its PlanError now, before anything is started
+    if typed["proxy"] is not None and typed["url"] is None:
+        raise PlanError("--proxy: the simulated engine is on this machine; --url names a server behind a proxy")
     return Way(tls, None if typed["proxy"] is None else parse_proxy(typed["proxy"]))
 
 

@@ -114,7 +114,8 @@ def ask(
                 raise NotYetError(f"{url}{path}: the answer is not HTTP or was cut off ({_reason(error)})") from None
         except httpx.ConnectError as error:
             _see_tls(url, error)
-            raise NotYetError(f"{url}: no connection ({_reason(error)}); is the server still running?") from None
+            hint = "check --proxy" if "the proxy" in str(error) else "is the server still running?"
+            raise NotYetError(f"{url}: no connection ({_reason(error)}); {hint}") from None
         except httpx.TimeoutException:
             raise NotYetError(f"{url}{path}: no answer within {timeout_s:g} s") from None
         except httpx.HTTPError as error:

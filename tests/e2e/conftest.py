@@ -61,8 +61,9 @@ class Ended:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without a key and without what would change the display."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("FASTLOAD_API_KEY", "COLUMNS", "LINES", "NO_COLOR")}
+    """This process's, without a key, a proxy that would be warned of, and what would change the display."""
+    away = ("fastload_api_key", "columns", "lines", "no_color", "http_proxy", "https_proxy", "all_proxy")
+    kept = {k: v for k, v in os.environ.items() if k.lower() not in away}
     return kept | more
 
 
