@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +30,7 @@ from fastload import plan as plans
 from fastload.analysis import calibration
 from fastload.load import supervisor
 from fastload.load.target import Address, Target
+from fastload.load.tls import TlsOptions
 from fastload.sim import _emit, truth
 from fastload.trace.reader import open_run
 from fastload.trace.writer import RunWriter, create_run
@@ -288,11 +290,22 @@ class _Tee:
         self.writer.add_block(block)
 
 
+Server = Callable[[truth.Pace, Path, int | None], AbstractContextManager[str]]
+
+
 def drive(
-    concurrency: int, requests: int, tokens: int, ttft_ms: float, step_ms: float, stamp: str = "kernel"
+    concurrency: int,
+    requests: int,
+    tokens: int,
+    ttft_ms: float,
+    step_ms: float,
+    stamp: str = "kernel",
+    server: Server = truth.start,
+    tls: TlsOptions | None = None,
 ) -> dict[str, Any]:
     """Run the real client (supervisor beside the server, measurer on its core) at one level.
 
+    `server` yields its URL and leaves a log as the ground-truth server does; `tls` for an https one.
     Gives `calibration.level_figures` (every token joined with its send), and the server's `late_steps`, `dropped`.
     """
     pin(SERVER_CPU)
@@ -300,10 +313,11 @@ def drive(
         log = Path(folder) / "log"
         writer = create_run(folder, "bench", {})
         tee = _Tee(writer)
-        with truth.start(truth.Pace(ttft_ms, step_ms), log, core(SERVER_CPU)) as url:
+        with server(truth.Pace(ttft_ms, step_ms), log, core(SERVER_CPU)) as url:
             at = urlsplit(url)
             assert at.hostname and at.port
-            address = Address(at.hostname, at.port, socket.AF_INET, (at.hostname, at.port), "http")
+            where = (at.hostname, at.port)
+            address = Address(*where, socket.AF_INET, where, at.scheme, tls=tls, server_name=at.hostname)
             target = Target(url, address, "/v1", at.netloc, MODEL, True, (MODEL,), {}, None, 0.0, None)
             lengths = plans.fit(lambda texts: [len(text.split()) + 4 for text in texts], 32, 1, True)
             levels = plans.levels((concurrency,), 1, 0, requests, None, 0)

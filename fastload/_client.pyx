@@ -101,7 +101,7 @@ cdef class Engine:
     cdef object gauges
     cdef char *buffer
     cdef char *plain                 # what a read of TLS records holds; there from the first such connection on
-    cdef object buffer_view, plain_view
+    cdef object plain_view
     cdef list tls                    # by slot: its _Tls, or None
     cdef object last_session
     cdef bint kernel
@@ -595,7 +595,7 @@ cdef class Engine:
     cdef Py_ssize_t unseal(self, int slot, Py_ssize_t got, uint8_t *flags, int *state) noexcept with gil:
         """Bytes of plain text in the `got` bytes just read, and the TLS_ state behind them."""
         cdef _Tls tls = self.tls[slot]
-        cdef Py_ssize_t n = tls.unseal(self.buffer_view[:got], self.plain_view, READ_BYTES)
+        cdef Py_ssize_t n = tls.unseal(PyMemoryView_FromMemory(self.buffer, got, PyBUF_READ), self.plain_view, READ_BYTES)
         if tls.partial:
             flags[0] = C_FL_COALESCED    # the kernel's stamp is that of the record begun behind
         state[0] = tls.state
@@ -624,12 +624,11 @@ cdef class Engine:
         self.tls[slot] = None
 
     cdef make_plain(self):
-        """The second buffer, and what ssl is given to read from and write to; only a run over TLS needs them."""
+        """The second buffer, and what ssl is given to write to; only a run over TLS needs them."""
         if self.plain == NULL:
             self.plain = <char *>malloc(READ_BYTES)
             if self.plain == NULL:
                 raise MemoryError
-            self.buffer_view = PyMemoryView_FromMemory(self.buffer, READ_BYTES, PyBUF_READ)
             self.plain_view = PyMemoryView_FromMemory(self.plain, READ_BYTES, PyBUF_WRITE)
 
     cdef int64_t receive_stamp(self, Slot *s, msghdr *msg, int64_t now, uint8_t *flags) noexcept nogil:

@@ -4,7 +4,7 @@
 #          brought them, before anything else is read.
 # Plan     Python's ssl over two MemoryBIOs, made and shaken hands with by load/connections. What a read brought goes in;
 #          everything that is whole comes out in one piece, so that the grammar sees one read as one read.
-# Warning  an exception costs more than a record: read() is asked only while there is something it may find.
+# Warning  an exception costs more than a record: after the first, read() is asked only while there is something to find.
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -19,13 +19,14 @@ cdef enum:
 
 cdef class _Tls:
     """`session` is an ssl.SSLObject over the MemoryBIOs `incoming` and `outgoing`, its handshake done."""
-    cdef object session, incoming, outgoing
+    cdef object session, incoming, outgoing, session_read, incoming_write
     cdef bytes sealed, why
     cdef int state
     cdef bint partial                # the last read ended inside a record
 
     def __init__(self, session, incoming, outgoing):
         self.session, self.incoming, self.outgoing = session, incoming, outgoing
+        self.session_read, self.incoming_write = session.read, incoming.write
         self.sealed = self.why = b""
 
     cdef Py_ssize_t unseal(self, records, plain, Py_ssize_t room):
@@ -34,13 +35,16 @@ cdef class _Tls:
         cdef Py_ssize_t n = 0
         self.partial = False
         try:
-            self.incoming.write(records)
-            while n < room and (self.incoming.pending or self.session.pending()):
-                got = self.session.read(room - n, plain[n:] if n else plain)
+            self.incoming_write(records)
+            n = self.session_read(room, plain)
+            while n and self.incoming.pending:
+                got = self.session_read(room - n, plain[n:])
                 if got == 0:
                     self.state = TLS_ENDED
-                    break
+                    return n
                 n += got
+            if n == 0:
+                self.state = TLS_ENDED
         except ssl.SSLWantReadError:
             self.partial = True          # or what came last was not for us: a ticket
         except ssl.SSLZeroReturnError:
