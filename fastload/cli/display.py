@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fastload.load.supervisor import Progress
 
 LINE_EVERY_S = 10.0
-WARM_UP_LEVEL = -1  # the level index of the request that opens the run
 NARROW_COLUMNS = 72  # below this the panel keeps to the figures that matter most
 TINY_COLUMNS = 46  # below this, to those that do not fit on fewer characters
 NO_FIGURE = "-"
@@ -158,7 +157,7 @@ class LiveDisplay:
         if (
             self._last is not None
             and progress.level != self._last.level
-            and self._last.level != WARM_UP_LEVEL
+            and not _warms_up(self._last)
         ):
             self._finished.append(self._last)
         self._last = progress
@@ -259,7 +258,7 @@ def _level_line(now: Progress) -> RenderableType:
     from rich.text import Text
 
     line = Text(no_wrap=True, overflow="ellipsis")
-    if now.level == WARM_UP_LEVEL:
+    if _warms_up(now):
         line.append("warm-up request", style="bold cyan")
     else:
         line.append(f"level {now.level + 1}/{now.levels}", style="bold cyan")
@@ -307,9 +306,14 @@ def _figure_lines(now: Progress, width: int) -> list[str]:
 # --- the lines ----------------------------------------------------------------------------------------------
 
 
+def _warms_up(progress: Progress) -> bool:
+    """Whether the request is one of those that open the run: the levels are numbered from 0."""
+    return progress.level < 0
+
+
 def start_line(progress: Progress) -> str:
     """Return the line that opens a level."""
-    if progress.level == WARM_UP_LEVEL:
+    if _warms_up(progress):
         return "warm-up request"
     planned = "" if progress.planned is None else f", {progress.planned} requests"
     return f"level {progress.level + 1}/{progress.levels}: concurrency {progress.concurrency}{planned}"
@@ -317,7 +321,7 @@ def start_line(progress: Progress) -> str:
 
 def middle_line(progress: Progress) -> str:
     """Return the line said every 10 s inside a level."""
-    if progress.level == WARM_UP_LEVEL:
+    if _warms_up(progress):
         return f"warm-up request: waiting for {clock(progress.elapsed_s)}"
     eta = "" if progress.eta_s is None else f", ETA {clock(progress.eta_s)}"
     return (
@@ -329,7 +333,7 @@ def middle_line(progress: Progress) -> str:
 
 def end_line(progress: Progress) -> str:
     """Return the line that closes a level."""
-    if progress.level == WARM_UP_LEVEL:
+    if _warms_up(progress):
         return "warm-up request done" if not progress.failed else "warm-up request failed"
     return (
         f"level {progress.level + 1}/{progress.levels} ended: concurrency {progress.concurrency}, "

@@ -383,7 +383,11 @@ class _Session:
         rows = self.sink.finished(index)
         if self.stop.signal is not None:
             return None
-        return rows[0] if rows else {"status": "failed", "error": end["gave_up"], "http_status": None}
+        row = rows[0] if rows else {"status": "failed", "error": end["gave_up"], "http_status": None}
+        if row["status"] != "ok":  # the measurer's first judgement knows the end of the answer, not what it said
+            assert self.now is not None
+            self.watch(replace(self.progress(self.now), done=0, failed=1))
+        return row
 
     def level(self, level: Level, *, reuse: bool, learn: bool) -> dict[str, Any]:
         """Run one level to its end, an order to stop, or the measurer's death; its end message."""
