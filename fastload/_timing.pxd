@@ -74,6 +74,7 @@ cdef struct Stream:                  # one exchange on one connection; reused fo
     int64_t remain
     int digits
     Buf head, line, data, usage
+    Buf stray                        # lines that are none of an event stream: if all are, this is what the answer said
     int32_t usage_ordinal
     int64_t data_ns
     int32_t data_delay

@@ -18,6 +18,7 @@ cdef enum:
     EVENT_LIMIT = 67108864
     SIZE_DIGITS = 15
     BODY_KEPT = 4194304
+    STRAY_KEPT = 4096
 
 cdef inline bint buf_add(Buf *b, const char *p, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t cap
@@ -48,7 +49,7 @@ cdef void stream_begin(Stream *s, Rec *rec, int64_t request) noexcept nogil:
     s.data_more = 0
     s.data_end = NULL
     s.digits = 0
-    s.head.n = s.line.n = s.data.n = s.usage.n = s.shape.n = 0
+    s.head.n = s.line.n = s.data.n = s.usage.n = s.stray.n = s.shape.n = 0
     s.read_event = -1
     s.first_token = s.last_token = -1
     s.text_events = 0
@@ -60,6 +61,7 @@ cdef void stream_free(Stream *s) noexcept nogil:
     free(s.line.p)
     free(s.data.p)
     free(s.usage.p)
+    free(s.stray.p)
     free(s.shape.p)
     memset(s, 0, sizeof(Stream))
 
@@ -473,7 +475,18 @@ cdef int sse_line(Stream *s, Rec *rec, const char *p, Py_ssize_t n, const char *
         s.data_more = 0
     elif p[0] == c'e' and n >= 6 and memcmp(p, b"event:", 6) == 0:
         s.event_error = (n == 11 or (n == 12 and p[6] == c' ')) and memcmp(p + n - 5, b"error", 5) == 0
+    elif p[0] != c':' and s.stray.n < STRAY_KEPT and not is_field(p, n):
+        buf_add(&s.stray, p, n if n < STRAY_KEPT - s.stray.n else STRAY_KEPT - s.stray.n)
+        buf_add(&s.stray, b"\n", 1)
     return FEED_MORE                 # comments, id, retry and unknown fields say nothing about tokens
+
+cdef bint is_field(const char *p, Py_ssize_t n) noexcept nogil:
+    # of those that are not data
+    cdef const char *colon = <const char *>memchr(p, c':', n)
+    if colon != NULL:
+        n = colon - p
+    return (n == 2 and memcmp(p, b"id", 2) == 0) or (n == 5 and memcmp(p, b"retry", 5) == 0) \
+        or (n == 5 and memcmp(p, b"event", 5) == 0)
 
 cdef void dispatch_kept(Stream *s, Rec *rec, const char *following) noexcept nogil:
     # `following`: behind the event's blank line; NULL where it has none and ends with its data
@@ -563,11 +576,15 @@ cdef void dispatch(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t sta
         s.read_event = -1
 
 cdef void stream_end(Stream *s, Rec *rec) noexcept nogil:
-    """Before the row is written: the last usage, where it was not kept with its event."""
+    """Before the row is written: the last usage, where it was not kept with its event; what a body without events said."""
     if s.usage.n:
         if not rec_blob(rec, s.row[F_REQUEST], s.usage_ordinal, BLOB_EVENT_KIND, s.usage.p, s.usage.n):
             s.row[F_FLAGS] |= C_RF_BLOB_CUT
         s.usage.n = 0
+    if s.stray.n and s.row[F_EVENTS] == 0:
+        if not rec_blob(rec, s.row[F_REQUEST], 0, BLOB_BODY_KIND, s.stray.p, s.stray.n):
+            s.row[F_FLAGS] |= C_RF_BLOB_CUT
+        s.stray.n = 0
 
 
 # ---------------------------------------------------------------- the machine without a socket

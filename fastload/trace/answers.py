@@ -160,7 +160,8 @@ def _status(
     if flags & RF_ENCODED:
         return "unsupported_encoding"
     kind = answer.head.get("content-type", "text/event-stream")  # one that names none may well be a stream
-    if events == 0 and not (flags & RF_SSE and "event-stream" in kind.lower()):
+    streams = flags & RF_SSE and "event-stream" in kind.lower() and not answer.body
+    if events == 0 and not streams:
         return _CLASS_OF_END[end] if broken_off else "not_streaming"
     # An event cut off by the end of the connection is no JSON either: then the end is the fault, not the
     # event. And a payload that our own arena cut says nothing about the server.

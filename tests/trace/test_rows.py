@@ -251,6 +251,20 @@ TWO = (t.CH_ODD, {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a
             [],
             {"head": b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"},
         ),
+        ("not_streaming", "no worker", [], {"body": b'{"error": {"message": "no worker"}}'}),
+        (
+            "not_streaming",
+            "x" * 500,
+            [],
+            {"head": b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n", "body": b"x" * 900},
+        ),
+        (
+            "not_streaming",
+            "<html>",
+            [],
+            {"head": b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n", "body": b"<html>"},
+        ),
+        ("truncated", "closed", [], {"end": t.END_EOF, "body": b'{"error": {"mess'}),
         ("unsupported_encoding", "compressed", [], {"row_flags": t.RF_SSE | t.RF_ENCODED}),
     ],
 )
@@ -387,9 +401,7 @@ def test_a_nonsense_server_gives_rows_and_no_exception(recording: Any, context: 
     made = recording()
     made.sent(0, SENT)
     made.event(0, SENT - 5, t.CH_ODD, raw=b'{"id": 7, "choices": {"a": 1}, "usage": [1]}', told=2**31 - 1)
-    made.event(
-        0, SENT + 5, t.CH_CONTENT, size=2**31 - 1, told=0, raw=b'{"usage":{"completion_tokens":1e300}}'
-    )
+    made.event(0, SENT + 5, t.CH_CONTENT, size=2**31 - 1, told=0, raw=b'{"usage":{"completion_tokens":1e300}}')
     made.row(0, sent_ns=SENT)
     row = one_row(context, made)
     assert row["status"] == "incomplete"
@@ -458,9 +470,7 @@ def million(recording: Any) -> list[Any]:
         streams = []
         for slot in range(64):
             alone = recording()
-            alone.chat(
-                wave * 64 + slot, SENT + wave * 3 * 10**9 + slot, [20] * 128, usage=128, finish="length"
-            )
+            alone.chat(wave * 64 + slot, SENT + wave * 3 * 10**9 + slot, [20] * 128, usage=128, finish="length")
             streams.append(alone.steps)
         made = recording()
         for step in range(max(len(steps) for steps in streams)):

@@ -17,6 +17,7 @@ from fastload import _timing as t
 
 HEAD_LIMIT = 65536
 SIZE_DIGITS = 15
+STRAY_KEPT = 4096
 # How the APIs that have no [DONE] say that an answer is over, and what their pieces of text are called.
 END_MARKERS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 DELTAS = {
@@ -120,6 +121,12 @@ def read_answer(reads: Sequence[bytes], stamps: Sequence[int], eof_ns: int | Non
                 answer.done = True
             if payload == b"[DONE]" or ends_answer(payload):
                 answer.done_ns = stamp if answer.done_ns < 0 else answer.done_ns
+        if not answer.events:  # perhaps no stream at all: what its lines say that are none of a stream
+            for line in lines_of(message.body, over):
+                name = line.text.partition(b":")[0]
+                if line.text and name not in (b"", b"data", b"event", b"id", b"retry"):
+                    room = STRAY_KEPT - len(answer.body)
+                    answer.body += line.text[:room] + b"\n" * (room > 0)
     if answer.code == 1:
         answer.framing_end_ns = end_ns
         answer.done_ns = end_ns if answer.done_ns < 0 else answer.done_ns
