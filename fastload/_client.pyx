@@ -411,14 +411,17 @@ cdef class Engine:
         return True
 
     def cancel(self):
-        """End every exchange as cancelled, forget what is armed, close every connection; nothing more is sent.
+        """End every exchange, as cancelled unless its answer was complete; forget what is armed, close every connection.
 
-        False when no block was free for all the rows: to be called again once one is."""
+        Nothing more is sent. False when no block was free for all the rows: to be called again once one is."""
         self.stopped = True
         for i in range(self.size):
             if not self.recorder.ready():
                 return False
-            if self.slots[i].state == BUSY:
+            if self.slots[i].state == BUSY and self.slots[i].s.row[F_DONE] >= 0:
+                self.slots[i].s.row[F_FLAGS] |= C_RF_FRAMING_BROKEN    # the answer was complete
+                self.settle(i, C_END_COMPLETE, False)
+            elif self.slots[i].state == BUSY:
                 self.fail(i, C_END_CANCELLED, b"the run was stopped")
             elif self.slots[i].retry:
                 self.refuse(i, C_END_CANCELLED, 0, "the run was stopped", 0)

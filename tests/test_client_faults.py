@@ -300,6 +300,26 @@ def test_cancel_writes_a_row_for_everything_on_the_wire() -> None:
         assert rig.engine.wants()
 
 
+def test_cancel_behind_the_end_marker_takes_nothing_away() -> None:
+    """[DONE] came, the end of the framing did not: an answer like any other, with a flag."""
+
+    def script(call: Call) -> None:
+        call.send(head() + chunk(event("a")) + chunk(DONE) * (call.number == 0))
+        call.stay()
+
+    with serve(script) as server:
+        rig = Rig(2, server.port).open(0, 1).begin(2, 2).arm(2)
+        rig.until(lambda: rig.count("text_events") == 2)
+        assert rig.engine.cancel() is True
+        rig.collect()
+        whole, cut = sorted(rig.rows, key=lambda row: row["request"])
+        assert (whole["end"], cut["end"]) == (t.END_COMPLETE, t.END_CANCELLED)
+        assert whole["row_flags"] & t.RF_FRAMING_BROKEN and not cut["row_flags"] & t.RF_FRAMING_BROKEN
+        assert whole["framing_end_ns"] == -1 and whole["done_ns"] == rig.stream(0)[-1]["stamp_ns"]
+        assert rig.error(0) == "" and rig.error(1) == "the run was stopped"
+        assert (rig.count("done"), rig.count("failed")) == (1, 1)
+
+
 def test_cancel_does_not_dial() -> None:
     with serve(Call.stay) as server:
         rig = Rig(4, server.port).open(0, 1, 2, 3).begin(4, 100).arm(50)
