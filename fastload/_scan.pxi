@@ -332,7 +332,10 @@ cdef bint same_but_numbers(const char *p, const char *end, const char *q, const 
     cdef int64_t v
     cdef const char *start
     while p < end and q < q_end:
-        if c'0' <= p[0] <= c'9' and c'0' <= q[0] <= c'9':
+        if end - p >= 8 and q_end - q >= 8 and memcmp(p, q, 8) == 0 and (q > told or q + 8 <= told):
+            p += 8                   # may end inside a number: one that is longer then is no match, and examined
+            q += 8
+        elif c'0' <= p[0] <= c'9' and c'0' <= q[0] <= c'9':
             start = q
             v = 0
             while p < end and c'0' <= p[0] <= c'9':
