@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from fastload.load.supervisor import Progress
+    from fastload.load.progress import Progress
 
 LINE_EVERY_S = 10.0
 NARROW_COLUMNS = 72  # below this the panel keeps to the figures that matter most

@@ -25,7 +25,8 @@ from fastload.cli import calibrate, display, flags, host, inputs, order, signals
 from fastload.errors import TargetError, TraceError
 
 if TYPE_CHECKING:
-    from fastload.load.supervisor import Outcome, Progress
+    from fastload.load.progress import Progress
+    from fastload.load.supervisor import Outcome
     from fastload.load.target import Target
     from fastload.plan import Plan
     from fastload.trace import RunWriter

@@ -4,7 +4,8 @@ Loads uvloop, orjson and our extensions, nothing else: a library that starts thr
 between the kernel and a stamp. Commands come as JSON lines on stdin, where the key travels too; messages go to OUT.
 Python runs a few times a request: it arms requests ahead, opens connections, and passes sealed blocks on.
 
-Commands: hello, level, slice, cancel, end. Messages: ready, sealed, free, level_done. stdin's end ends the process.
+Commands: hello, level, slice, cancel, end. Messages: ready, begun, sealed, free, level_done. The end of stdin ends the
+process.
 """
 
 import asyncio
@@ -221,6 +222,7 @@ class Measurer:
             self.refill()
             for slot in range(concurrency):
                 self.connect_soon(slot)
+            self.say(do="begun")  # after the first sends, which it would delay
             await self.over.wait()
         self.running = False
         ended = _timing.now_ns()

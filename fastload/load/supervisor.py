@@ -5,21 +5,15 @@ Parquet (through the sink), drawing. The measurer is told what to do by JSON lin
 """
 
 import base64
-import contextlib
-import os
-import select
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-import orjson
-
-from fastload import _client, _timing
-from fastload.errors import TargetError
+from fastload import _timing
+from fastload.errors import TargetError, TraceError
 from fastload.load import shared
+from fastload.load.process import END_S, DiedError, Process
+from fastload.load.progress import Meter, Progress
 from fastload.load.secrets import Secret
 from fastload.load.target import Target
 from fastload.load.target_client import api_headers
@@ -27,8 +21,6 @@ from fastload.plan import Level, Plan, refused_field, without
 
 WATCH_S = 0.5
 TICK_S = 0.1
-RATE_NS = 3_000_000_000  # the live rate is of so many seconds
-CANCEL_S = 1.2  # how long a measurer may take to hand over what it has
 START_S = 30.0
 SLICE_REQUESTS = 256
 SLICE_BYTES_GOAL = 4 << 20
@@ -51,30 +43,6 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What a display shows of a running level. Times in s or ms as named; None where nothing was measured yet."""
-
-    level: int
-    concurrency: int
-    levels: int
-    phase: str  # "warm-up", "measuring" or "draining"
-    done: int
-    planned: int | None
-    failed: int
-    in_flight: int
-    events: int
-    tokens_per_s: float | None
-    ttft_p50_ms: float | None
-    ttft_p90_ms: float | None
-    itl_p50_ms: float | None
-    itl_p90_ms: float | None
-    delay_p50_us: float | None
-    delay_p99_us: float | None
-    elapsed_s: float
-    eta_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class LevelFacts:
     """What the load knows of a finished level and the rows do not; stamps monotonic, in ns."""
 
@@ -91,7 +59,7 @@ class LevelFacts:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a run ended. `plan` as it was sent after the warm-up; `clock`: anchors and offsets; `interrupted`: the
-    signal; `died`, `stopped`: sentences."""
+    signal; `died`, `stopped`, `unwritten` (the trace could not be): sentences."""
 
     levels: tuple[LevelFacts, ...]
     plan: Plan
@@ -99,6 +67,7 @@ class Outcome:
     interrupted: int | None
     died: str | None
     stopped: str | None
+    unwritten: str | None
 
 
 @dataclass(slots=True)
@@ -106,14 +75,19 @@ class Stop:
     """Set by a signal handler, looked at by the run."""
 
     signal: int | None = None
+    at_once: bool = False
 
     def request(self, number: int) -> None:
-        """Ask the run to stop because of signal `number`."""
+        """Ask the run to stop because of signal `number`: what the measurer has is awaited."""
         self.signal = number
+
+    def hurry(self) -> None:
+        """Ask it to wait for nobody any more, and only to keep what is sealed."""
+        self.at_once = True
 
 
 class Sink(Protocol):
-    """Where blocks go: the trace room's writer."""
+    """Where blocks go: the trace room's writer. What raises TraceError has kept what it was given, in memory."""
 
     def begin_level(
         self, index: int, concurrency: int, planned: Callable[[int], int | None], max_tokens: int
@@ -143,11 +117,11 @@ def run(
     """Run the plan's levels against the target, after one warm-up request that is awaited.
 
     Raises TargetError when the warm-up request fails: there is then nothing to measure. Whatever happens later is in
-    the Outcome and in the rows.
+    the Outcome and in the rows. A sink that raises TraceError ends the run in order.
     """
     anchors = [_anchor()]
     session = _Session(plan, target, key, headers, sink, options, watch, stop)
-    died = stopped = None
+    died = stopped = unwritten = None
     try:
         session.start()
         session.warm_up()
@@ -158,10 +132,12 @@ def run(
             if end["gave_up"]:
                 stopped = f"level {level.concurrency}: {end['gave_up']}; later levels were not tried"
                 break
-    except _DiedError as error:
+    except DiedError as error:
         died = str(error)
+    except TraceError as error:
+        unwritten = str(error)
     finally:
-        session.close()
+        session.process.end()
     anchors.append(_anchor())
     return Outcome(
         levels=tuple(session.facts),
@@ -170,11 +146,8 @@ def run(
         interrupted=stop.signal,
         died=died,
         stopped=stopped,
+        unwritten=unwritten,
     )
-
-
-class _DiedError(Exception):
-    """The measurer ended without being told to."""
 
 
 def _anchor() -> dict[str, int]:
@@ -186,11 +159,12 @@ class _Level:
     """A level while it runs: where the supply of requests stands, and its end message."""
 
     level: Level
+    meter: Meter
     started_ns: int
     free: list[int]  # slices the measurer does not hold
     next_request: int
     end: dict[str, Any] | None = None
-    history: list[tuple[int, int]] = field(default_factory=list)  # (ns, text events), for the rate
+    unwritten: TraceError | None = None  # the sink can keep no more
 
 
 class _Session:
@@ -215,37 +189,17 @@ class _Session:
         self.facts: list[LevelFacts] = []
         self.brackets: list[dict[str, int]] = []
         self.ready: dict[str, Any] | None = None
-        self.pending = b""
         self.now: _Level | None = None
-        self.process: subprocess.Popen[bytes] | None = None
-        self.overdue = False  # it was told to stop and did not
-        sizes = (shared.BLOCKS_BYTES, shared.SLICES * shared.SLICE_BYTES, _client.MEMORY_BYTES)
-        self.fds = [
-            shared.create(name, size) for name, size in zip(("blocks", "plan", "live"), sizes, strict=True)
-        ]
-        self.blocks, self.slices, live = (
-            shared.attach(fd, size) for fd, size in zip(self.fds, sizes, strict=True)
-        )
-        self.live = shared.Live(live)
-        self.out, self.out_writer = os.pipe()
+        self.process = Process()
 
     # ---- the process
 
     def start(self) -> None:
         """Spawn the measurer and wait until it is ready."""
-        fds = [*self.fds, self.out_writer]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fastload.load.measurer", *map(str, fds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=fds,
-            process_group=0,  # a Ctrl-C of the terminal is for us alone, from the measurer's first instruction on
-        )
-        os.close(self.out_writer)
-        self.out_writer = -1
+        self.process.start()
         address, options = self.target.address, self.options
         streams = max(level.concurrency for level in self.plan.levels)
-        self.tell(
+        self.process.tell(
             do="hello",
             slots=streams,
             head=self.head,
@@ -269,59 +223,28 @@ class _Session:
         while self.ready is None:
             self.listen(TICK_S)
             if _timing.now_ns() > deadline:
-                raise _DiedError(f"the measuring process was not ready within {START_S:g} s")
-
-    def close(self) -> None:
-        """End the measurer, by pid, and take what it sealed."""
-        process = self.process
-        if process is not None:
-            assert process.stdin is not None
-            if process.poll() is None:
-                self.tell(do="end")
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()  # writes what a dead measurer did not take
-            try:
-                process.wait(CANCEL_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for fd in (*self.fds, self.out, self.out_writer):
-            if fd >= 0:
-                os.close(fd)
-
-    def tell(self, **command: object) -> None:
-        """Send a command; a dead measurer is noticed by listen()."""
-        assert self.process is not None and self.process.stdin is not None
-        try:
-            self.process.stdin.write(orjson.dumps(command) + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
+                raise DiedError(f"the measuring process was not ready within {START_S:g} s")
 
     def listen(self, wait_s: float) -> None:
-        """Wait for messages up to `wait_s`, and handle them. Raises _DiedError when the measurer is gone."""
-        readable, _, _ = select.select([self.out], [], [], wait_s)
-        if not readable:
-            return
-        data = os.read(self.out, 1 << 20)
-        if not data:
-            assert self.process is not None
-            code = self.process.wait()
-            if self.overdue:
-                raise _DiedError(f"the measuring process did not stop within {CANCEL_S:g} s and was killed")
-            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            raise _DiedError(f"the measuring process ended {how}")
-        *lines, self.pending = (self.pending + data).split(b"\n")
-        for line in lines:
-            self.on_message(orjson.loads(line))
+        """Wait for messages up to `wait_s`, and handle them. Raises DiedError when the measurer is gone."""
+        if self.stop.at_once:
+            self.process.kill("the measuring process was killed by a second signal")
+        for message in self.process.hear(wait_s):
+            self.on_message(message)
 
     def on_message(self, message: dict[str, Any]) -> None:
         """One line from the measurer."""
         match message["do"]:
             case "ready":
                 self.ready = message
+            case "begun":
+                assert self.now is not None
+                self.now.meter.begin()
             case "sealed":
-                self.take_block(message["index"])
+                block = self.process.read(message["index"])
+                if block is not None:
+                    self.keep(block)
+                    self.process.release(message["index"])
             case "free":
                 assert self.now is not None
                 self.now.free.append(message["index"])
@@ -329,18 +252,14 @@ class _Session:
                 assert self.now is not None
                 self.now.end = message
 
-    def take_block(self, index: int) -> None:
-        """Hand a sealed block to the sink and give it back."""
-        block = _timing.read_block(self.blocks, index)
-        if block is not None:
+    def keep(self, block: _timing.Block) -> None:
+        """Hand a block to the sink. If that cannot keep more, the level is ended for it."""
+        assert self.now is not None
+        self.now.meter.count(block)
+        try:
             self.sink.add_block(block)
-            _timing.release_block(self.blocks, index)
-
-    def take_abandoned(self) -> None:
-        """After the measurer's death: the blocks it sealed and could not announce."""
-        blocks = (_timing.read_block(self.blocks, index) for index in range(_timing.BLOCKS))
-        for block in sorted((b for b in blocks if b is not None), key=lambda b: b.sequence):
-            self.sink.add_block(block)
+        except TraceError as error:
+            self.now.unwritten = error
 
     # ---- levels
 
@@ -393,8 +312,9 @@ class _Session:
         """Run one level to its end, an order to stop, or the measurer's death; its end message."""
         planned = level.measured
         self.sink.begin_level(level.index, level.concurrency, self.plan.prompt_tokens_planned, self.plan.osl)
-        self.now = now = _Level(level, _timing.now_ns(), list(range(shared.SLICES)), self.next_request)
-        self.tell(
+        meter = Meter(level, len(self.plan.levels), self.process.live)
+        self.now = now = _Level(level, meter, _timing.now_ns(), list(range(shared.SLICES)), self.next_request)
+        self.process.tell(
             do="level",
             level=level.index,
             concurrency=level.concurrency,
@@ -412,24 +332,26 @@ class _Session:
                     self.supply(now)
                 self.listen(TICK_S)
                 clock = _timing.now_ns()
-                if self.stop.signal is not None and cancel_by is None:
-                    self.tell(do="cancel")
-                    cancel_by = clock + int(CANCEL_S * 1e9)
+                if (self.stop.signal is not None or now.unwritten is not None) and cancel_by is None:
+                    self.process.tell(do="cancel")
+                    cancel_by = clock + int(END_S * 1e9)
                 if cancel_by is not None and clock > cancel_by:
-                    assert self.process is not None
-                    self.overdue = True
-                    self.process.kill()
+                    self.process.kill(f"the measuring process did not stop within {END_S:g} s and was killed")
                 if clock - seen_ns > WATCH_S * 1e9:
                     seen_ns = clock
-                    self.watch(self.progress(now))
-        except _DiedError:
-            self.take_abandoned()
+                    self.watch(meter.read(ended=False, stopping=cancel_by is not None))
+        except DiedError:
+            for block in self.process.abandoned():
+                self.keep(block)
+            self.watch(meter.read(ended=True, stopping=True))
             self.end_level(now, died=True)
             raise
-        self.watch(self.progress(now))
+        self.watch(meter.read(ended=True, stopping=cancel_by is not None))
         self.kept = now.end["kept"]
         self.next_request = now.end["unsent"] if now.end["unsent"] >= 0 else now.next_request
         self.end_level(now, died=False)
+        if now.unwritten is not None:
+            raise now.unwritten
         return now.end
 
     def supply(self, now: _Level) -> None:
@@ -446,16 +368,16 @@ class _Session:
             if not bodies:
                 return
             index = now.free.pop(0)
-            shared.put_slice(self.slices, index, bodies)
-            self.tell(do="slice", level=now.level.index, index=index, requests=len(bodies))
+            shared.put_slice(self.process.slices, index, bodies)
+            self.process.tell(do="slice", level=now.level.index, index=index, requests=len(bodies))
             self.listen(0)
 
     def end_level(self, now: _Level, *, died: bool) -> None:
         """Close the level's account and its part of the trace."""
-        counters, end = self.live.counters(), now.end or {}
+        counters, end = now.meter.counters(), now.end or {}
         started = end.get("started_ns", now.started_ns)
         ended = end.get("ended_ns", _timing.now_ns())
-        delay = self.live.delay
+        delay = now.meter.delay
         for mono_ns, offset_ns, width_ns in end.get("brackets", []):
             self.brackets.append({"mono_ns": mono_ns, "offset_ns": offset_ns, "bracket_ns": width_ns})
         facts = LevelFacts(
@@ -494,49 +416,6 @@ class _Session:
             self.facts.append(facts)
         self.sink.end_level(facts)
 
-    def progress(self, now: _Level) -> Progress:
-        """A look at the live counters."""
-        counters, clock, level = self.live.counters(), _timing.now_ns(), now.level
-        elapsed_s = (clock - now.started_ns) / 1e9
-        # a running level shows the rate of its last seconds, a finished one its mean
-        recent = [(at, n) for at, n in now.history if clock - at < RATE_NS]
-        since_ns, since = (now.started_ns, 0) if now.end is not None or not recent else recent[0]
-        rate = None
-        if clock > since_ns and counters["text_events"] > since:
-            told = counters["told_tokens"] / counters["told_events"] if counters["told_events"] else 1.0
-            rate = (counters["text_events"] - since) / ((clock - since_ns) / 1e9) * told
-        now.history = [*recent, (clock, counters["text_events"])]
-        done = counters["measured_done"]
-        eta = None
-        if level.duration_s is not None:
-            eta = max(0.0, level.duration_s - elapsed_s)
-        elif level.measured is not None and done:
-            eta = elapsed_s / done * max(0, level.measured - done)
-        phase = "warm-up" if level.index < 0 else "measuring"
-        if phase == "measuring" and level.measured is not None and done >= level.measured:
-            phase = "draining"
-        ttft, itl, delay = self.live.ttft, self.live.itl, self.live.delay
-        return Progress(
-            level=level.index,
-            concurrency=level.concurrency,
-            levels=len(self.plan.levels),
-            phase=phase,
-            done=done,
-            planned=level.measured,
-            failed=counters["failed"],
-            in_flight=counters["in_flight"],
-            events=counters["text_events"],
-            tokens_per_s=rate,
-            ttft_p50_ms=_ms(ttft.quantile(0.5)),
-            ttft_p90_ms=_ms(ttft.quantile(0.9)),
-            itl_p50_ms=_ms(itl.quantile(0.5)),
-            itl_p90_ms=_ms(itl.quantile(0.9)),
-            delay_p50_us=_us(delay.quantile(0.5)),
-            delay_p99_us=_us(delay.quantile(0.99)),
-            elapsed_s=elapsed_s,
-            eta_s=eta,
-        )
-
 
 def _request_head(target: Target, endpoint: str, key: Secret | None, headers: Mapping[str, str]) -> str:
     """The head of every request but its content-length, which the measurer adds with the body."""
@@ -555,10 +434,6 @@ def _request_head(target: Target, endpoint: str, key: Secret | None, headers: Ma
         fields[own.get(name.lower(), name)] = value
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"POST {target.request_path(endpoint)} HTTP/1.1\r\n{lines}"
-
-
-def _ms(ns: int | None) -> float | None:
-    return None if ns is None else ns / 1e6
 
 
 def _us(ns: int | None) -> float | None:

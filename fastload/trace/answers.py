@@ -10,36 +10,20 @@ from fastload._timing import (
     BLOB_ERROR,
     BLOB_EVENT,
     BLOB_HEAD,
-    END_CANCELLED,
     END_COMPLETE,
     END_CONNECT,
-    END_EOF,
-    END_HTTP,
-    END_LIMIT,
     END_PORTS,
-    END_RESET,
-    END_TIMEOUT,
     RF_BLOB_CUT,
     RF_DONE,
     RF_ENCODED,
     RF_SSE,
 )
+from fastload.load.failures import CLASS_OF_END
 from fastload.trace import dialects, faults
 from fastload.trace.dialects import Payload
 
 OK: Final = "ok"
 
-# How an exchange that did not complete its answer is called, by how it ended on the wire. A malformed HTTP
-# message or a passed limit has no class of its own in METRICS: the bytes could not be read, as with a
-# malformed event.
-_CLASS_OF_END: Final = {
-    END_EOF: "truncated",
-    END_RESET: "reset",
-    END_TIMEOUT: "timeout",
-    END_HTTP: "malformed_event",
-    END_LIMIT: "malformed_event",
-    END_CANCELLED: "cancelled",
-}
 _SENTENCE_OF_CLASS: Final = {
     "connect": "no connection could be made",
     "client_ports": "no free local port or file descriptor on this host",
@@ -146,10 +130,8 @@ def is_complete(answer: Answer, flags: int, finish_flag: bool) -> bool:
 def _status(
     answer: Answer, end: int, http_status: int, flags: int, events: int, text_events: int, finish_flag: bool
 ) -> str:
-    if end == END_CONNECT:
-        return "connect"
-    if end == END_PORTS:
-        return "client_ports"
+    if end in (END_CONNECT, END_PORTS):
+        return CLASS_OF_END[end]
     if 300 <= http_status < 400:
         return "redirect"
     if http_status >= 400:
@@ -162,7 +144,7 @@ def _status(
     kind = answer.head.get("content-type", "text/event-stream")  # one that names none may well be a stream
     streams = flags & RF_SSE and "event-stream" in kind.lower() and not answer.body
     if events == 0 and not streams:
-        return _CLASS_OF_END[end] if broken_off else "not_streaming"
+        return CLASS_OF_END[end] if broken_off else "not_streaming"
     # An event cut off by the end of the connection is no JSON either: then the end is the fault, not the
     # event. And a payload that our own arena cut says nothing about the server.
     if (
@@ -176,7 +158,7 @@ def _status(
         counted = answer.usage is not None and bool(answer.usage.completion)
         return OK if text_events or has_finish or counted else "empty"
     if broken_off:
-        return _CLASS_OF_END[end]
+        return CLASS_OF_END[end]
     return "incomplete" if events else "empty"
 
 

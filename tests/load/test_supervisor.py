@@ -20,8 +20,9 @@ from scripted import LAST_CHUNK, WAIT_S, Call, answer, body_of, chunk, event, he
 
 from fastload import _timing
 from fastload.errors import TargetError
-from fastload.load import supervisor
-from fastload.load.supervisor import LevelFacts, LoadOptions, Outcome, Progress, Stop
+from fastload.load import process, supervisor
+from fastload.load.progress import Progress
+from fastload.load.supervisor import LevelFacts, LoadOptions, Outcome, Stop
 from fastload.load.target import Address, Target
 from fastload.plan import Level, Plan
 
@@ -119,7 +120,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[bytes]"]:
         made.append(make(*args, **more))
         return made[-1]
 
-    monkeypatch.setattr(supervisor.subprocess, "Popen", popen)
+    monkeypatch.setattr(process.subprocess, "Popen", popen)
     return made
 
 
@@ -372,18 +373,16 @@ def test_a_fault_in_the_measurer_is_one_sentence(started: list[Any], capfd: pyte
 
 
 def test_commands_a_dead_measurer_did_not_take_are_no_second_fault() -> None:
-    plan = bodies(level(0, 1, 1))
-    with serve(quick) as server:
-        where = target(server.port)
-        session = supervisor._Session(plan, where, None, {}, Sink(), LoadOptions(), lambda progress: None, Stop())
-        try:
-            session.start()
-            assert session.process is not None
-            session.process.kill()
-            session.process.wait()
-            session.tell(do="cancel")
-        finally:
-            session.close()
+    measurer = process.Process()
+    try:
+        measurer.start()
+        measurer.kill("why")
+        with pytest.raises(process.DiedError, match="why"):
+            while True:
+                measurer.hear(1.0)
+        measurer.tell(do="cancel")
+    finally:
+        measurer.end()
 
 
 def test_a_measurer_that_does_not_answer_is_killed(started: list[Any]) -> None:
@@ -412,7 +411,7 @@ def tell(*args, **more):
     made = popen(*args, **more)
     print(made.pid, flush=True)
     return made
-here.supervisor.subprocess.Popen = tell
+here.process.subprocess.Popen = tell
 here.load(int(sys.argv[1]), here.bodies(here.level(0, 4, 100)), here.Sink())
 """
     with serve(stalling) as server:
