@@ -9,6 +9,7 @@ mistake, 3 a `check` that missed (later), 130 / 143 on SIGINT / SIGTERM.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -110,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with cli.make_context("fastload", list(argv), obj=argv) as context:
             return cli.invoke(context)
 
-    sys.exit(_guarded(command))
+    code = _guarded(command)
+    _forget_what_nobody_takes()
+    sys.exit(code)
 
 
 def _fill_standard_streams() -> None:
@@ -144,18 +147,26 @@ def _guarded(run: Callable[[], object]) -> int:
     except (KeyboardInterrupt, click.Abort):
         _say("interrupted")
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The rest of what is buffered can go nowhere: give stdout a place to flush to, or Python complains
-        # at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _say("the reader of the output went away (broken pipe)")
+    except BrokenPipeError as error:
+        plain = error.strerror in (None, os.strerror(errno.EPIPE))
+        _say("the reader of the output went away (broken pipe)" if plain else str(error.strerror))
         return EXIT_FAILED
-    except (
-        OSError
-    ) as error:  # a full disk, a directory removed under a run: the world's fault, not a bug to trace
+    except OSError as error:  # a full disk, a terminal that is gone: the world's fault, not a bug to trace
         where = f" ({error.filename})" if error.filename else ""
         _say(f"{error.strerror or error}{where}")
         return EXIT_FAILED
+
+
+def _forget_what_nobody_takes() -> None:
+    """Point a standard stream that takes no more (a closed pipe, a terminal that is gone, a full disk) at /dev/null: it
+    is flushed again at exit, and a failure there would be the exit code.
+    """
+    for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
 def _click_line(error: click.ClickException) -> str:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from fastload.load.progress import Progress
 
 LINE_EVERY_S = 10.0
+LONG_S = 600.0  # a level that takes longer says less often how it stands
+LINE_OF_LONG_EVERY_S = 60.0
+WARM_UP_LEVEL = -1  # the level index of the request that opens the run
 NARROW_COLUMNS = 72  # below this the panel keeps to the figures that matter most
 TINY_COLUMNS = 46  # below this, to those that do not fit on fewer characters
 NO_FIGURE = "-"
@@ -76,8 +79,8 @@ class Silent:
 
 
 class Narrator:
-    """Turns states into lines: one at each level's start and end, one every 10 s between. No clock:
-    `elapsed_s` tells.
+    """Turns states into lines: one at each level's start and end, between them one every 10 s, later every 60 s. No
+    clock: `elapsed_s` tells.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -93,9 +96,13 @@ class Narrator:
                 self._say(end_line(last))
             self._say(start_line(progress))
             self._spoke_s = progress.elapsed_s
-        elif progress.elapsed_s - self._spoke_s >= LINE_EVERY_S:
-            self._say(middle_line(progress))
-            self._spoke_s = progress.elapsed_s
+        else:
+            every = LINE_EVERY_S if progress.elapsed_s < LONG_S else LINE_OF_LONG_EVERY_S
+            if progress.elapsed_s < self._spoke_s:  # its clock started: until then it was connecting
+                self._spoke_s = progress.elapsed_s
+            elif progress.elapsed_s - self._spoke_s >= every:
+                self._say(middle_line(progress))
+                self._spoke_s = progress.elapsed_s
         self._last = progress
 
     def end(self) -> None:
@@ -290,7 +297,7 @@ def _figure_lines(now: Progress, width: int) -> list[str]:
         f"TTFT p50 {figure(now.ttft_p50_ms)} p90 {figure(now.ttft_p90_ms)} ms",
         f"ITL p50 {figure(now.itl_p50_ms)} p90 {figure(now.itl_p90_ms)} ms",
         f"in flight {now.in_flight}",
-        f"failed {now.failed}",
+        f"failed {failures(now)}",
         f"client delay p50 {figure(now.delay_p50_us)} p99 {figure(now.delay_p99_us)} us",
         f"elapsed {clock(now.elapsed_s)}",
     ]
@@ -343,7 +350,13 @@ def end_line(progress: Progress) -> str:
 
 def _counts(progress: Progress) -> str:
     planned = "" if progress.planned is None else f"/{progress.planned}"
-    return f"{progress.done}{planned} done, {progress.failed} failed"
+    return f"{progress.done}{planned} done, {failures(progress)} failed"
+
+
+def failures(progress: Progress) -> str:
+    """Return the number of failures, and of which classes: 3 (connect 2, reset 1)."""
+    classes = ", ".join(f"{name} {count}" for name, count in progress.errors.items())
+    return f"{progress.failed}{f' ({classes})' if classes else ''}"
 
 
 def _figures(progress: Progress) -> str:

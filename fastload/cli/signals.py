@@ -1,7 +1,10 @@
-"""SIGINT and SIGTERM: the first ends the run in order, a second one at once."""
+"""SIGINT and SIGTERM: the first ends the run in order, a second one without waiting, a third on the spot. SIGHUP, a
+terminal that goes away, ends nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -23,37 +26,49 @@ class Interrupted(BaseException):
 
 
 class Brake:
-    """What a first signal does: call `ask` with its number, or raise `Interrupted` as long as there is
-    nobody to ask.
+    """What signals do: the first calls `ask` with its number, or raises `Interrupted` as long as there is nobody to
+    ask; the next calls `hurry` if there is something to hurry up, else the process leaves.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
         self.ask: Callable[[int], object] | None = None
+        self.hurry: Callable[[], object] | None = None
+        self.hung_up = False  # the terminal is gone, and with it whoever would read
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         first = self.signum is None
         self.signum = self.signum or signum
-        if not first:
+        if first:
+            if self.ask is None:
+                raise Interrupted(signum)
+            self.ask(signum)
+            return
+        hurry, self.hurry = self.hurry, None
+        if hurry is None:
             self._leave(self.signum)
-        if self.ask is None:
-            raise Interrupted(signum)
-        self.ask(signum)
+        else:
+            hurry()
+
+    def _on_hangup(self, _signum: int, _frame: FrameType | None) -> None:
+        self.hung_up = True
 
     def _leave(self, signum: int) -> None:
         # The measurer and the simulated engine end by themselves when their pipe from us closes.
-        if sys.stderr is not None and sys.stderr.isatty():
-            os.write(2, SHOW_CURSOR.encode())
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            if sys.stderr is not None and sys.stderr.isatty():
+                os.write(2, SHOW_CURSOR.encode())
         os._exit(128 + signum)
 
 
 @contextmanager
 def installed() -> Iterator[Brake]:
-    """Handle SIGINT and SIGTERM inside the block by a new `Brake`; put the old handlers back after it."""
+    """Handle SIGINT, SIGTERM and SIGHUP inside the block by a new `Brake`; put the old handlers back after it."""
     brake = Brake()
-    before = {number: signal.signal(number, brake._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signal.SIGINT: brake._on_signal, signal.SIGTERM: brake._on_signal, signal.SIGHUP: brake._on_hangup}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield brake
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -10,22 +10,17 @@ nothing behind.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastload import __version__
-from fastload.cli import calibrate, display, flags, host, inputs, order, signals
+from fastload.cli import calibrate, display, flags, host, inputs, order, record, result, signals
 from fastload.errors import TargetError, TraceError
 
 if TYPE_CHECKING:
-    from fastload.load.progress import Progress
     from fastload.load.supervisor import Outcome
     from fastload.load.target import Target
     from fastload.plan import Plan
@@ -74,26 +69,24 @@ def _run(
     check_ports(largest)
     raise_descriptor_limit(largest)  # before the engine is started: it inherits the limit, and needs as many
     url = asked.url if asked.url is not None else _start_engine(held)
+    told = record.Record(shown, brake)
     target = open_target(
-        url, asked.model, asked.key, asked.headers, asked.wait_ready_s, asked.endpoint, shown.notice, asked.way
+        url, asked.model, asked.key, asked.headers, asked.wait_ready_s, asked.endpoint, told.notice, asked.way
     )
     shown.simulated = shown.simulated or target.simulated
-    planned = _build_plan(asked, target, shown.notice)
+    planned = _build_plan(asked, target, told.notice)
 
     stop = supervisor.Stop()
-    brake.ask = stop.request  # from here on a first signal ends the run in order
-    # The directories that --output still lacks, the deepest first: a run that never began takes them away
-    # again.
-    made = [one for one in (asked.output, *asked.output.parents) if not one.exists()]
+    brake.ask, brake.hurry = stop.request, stop.hurry  # from here on a first signal ends the run in order
     writer = create_run(
         asked.output,
         inputs.run_name(asked.name, target.model),
         _manifest(asked, command, target, planned, simulated=shown.simulated)
-        | {"calibration": calibrate.known(shown.notice)},
+        | {"calibration": calibrate.known(told.notice)},
         save_text=asked.load["save_text"],
     )
-    log = display.Narrator(writer.log)
-    with _left_in_order(writer, made):
+    told.begin(writer, planned.levels, shown.simulated)
+    with _left_in_order(writer):
         outcome = supervisor.run(
             planned,
             target,
@@ -101,28 +94,29 @@ def _run(
             asked.headers,
             writer,
             supervisor.LoadOptions(**asked.load),
-            _watch(shown, log, writer),
+            told.watch,
             stop,
         )
-        log.end()
-        _see_that_it_began(outcome)
-        summary = _conclude(writer, outcome)
+        brake.hurry = None  # what comes now can be made again: a second signal need not wait for it
+        _see_that_it_began(writer, outcome)
+        end = result.at_once(writer, outcome) if stop.at_once else result.conclude(writer, outcome)
+    why = end.why(asked.strict)
+    code = exit_code(brake.signum or outcome.interrupted, why)
+    told.end(end.status, end.verdict, code, "; ".join(why))
     shown.close()
     try:
-        _print(summary, asked)
-        _say_the_end(writer, outcome, summary, asked)
+        result.show(end, writer.path, asked)
     except OSError as error:  # EPIPE stays a BrokenPipeError
-        raise OSError(error.errno, f"the result cannot be printed: {error.strerror}; it is in {writer.path}") from error
-    return exit_code(brake.signum or outcome.interrupted, outcome, summary["verdict"]["status"], asked.strict)
+        if asked.as_json or not brake.hung_up:
+            raise OSError(
+                error.errno, f"the result cannot be printed: {error.strerror}; it is in {writer.path}"
+            ) from error
+    return code
 
 
-def exit_code(signum: int | None, outcome: Outcome, verdict: str, strict: bool) -> int:
-    """Return 128 + signal, 1 for a run that failed or is invalid (with `strict` suspect too), else 0."""
-    if signum is not None:
-        return 128 + signum
-    if outcome.died is not None or outcome.stopped is not None or verdict == "invalid":
-        return EXIT_FAILED
-    return EXIT_FAILED if strict and verdict == "suspect" else 0
+def exit_code(signum: int | None, why: Sequence[str]) -> int:
+    """Return 128 + signal, 1 for a run that did not go well (`why`: result.End.why), else 0."""
+    return 128 + signum if signum is not None else EXIT_FAILED if why else 0
 
 
 # --- before -------------------------------------------------------------------------------------------------
@@ -201,31 +195,15 @@ def _tls(target: Target) -> dict[str, object] | None:
 # --- during -------------------------------------------------------------------------------------------------
 
 
-def _watch(shown: display.Display, log: display.Narrator, writer: RunWriter) -> Callable[[Progress], None]:
-    """Return the supervisor's watcher: it draws, and keeps run.log and progress.json."""
-
-    def watch(progress: Progress) -> None:
-        shown.show(progress)
-        # A full disk is for the trace itself to report, when it cannot write a part.
-        with contextlib.suppress(TraceError):
-            log.take(progress)
-            writer.progress(dataclasses.asdict(progress))
-
-    return watch
-
-
 @contextlib.contextmanager
-def _left_in_order(writer: RunWriter, made: Sequence[Path]) -> Iterator[None]:
+def _left_in_order(writer: RunWriter) -> Iterator[None]:
     """See that a run that raises leaves no riddle: what was measured is closed as failed, a bad start is
     taken away.
     """
     try:
         yield
     except (TargetError, signals.Interrupted):  # nothing was measured: there is no run
-        shutil.rmtree(writer.path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another run may have come to stand there meanwhile
-            for directory in made:
-                directory.rmdir()
+        writer.discard()
         raise
     except BaseException:
         with contextlib.suppress(TraceError):  # the disk that broke the run may break this too
@@ -233,81 +211,13 @@ def _left_in_order(writer: RunWriter, made: Sequence[Path]) -> Iterator[None]:
         raise
 
 
-def _see_that_it_began(outcome: Outcome) -> None:
+def _see_that_it_began(writer: RunWriter, outcome: Outcome) -> None:
     """Raise when the run ended before its first level: then there is nothing to keep."""
     if outcome.levels:
         return
     if outcome.interrupted is not None:
         raise signals.Interrupted(outcome.interrupted)
+    writer.discard()
+    if outcome.unwritten is not None:
+        raise TraceError(f"{outcome.unwritten}; nothing was measured")
     raise TargetError(f"{outcome.died or outcome.stopped or 'no level was run'}; nothing was measured")
-
-
-# --- after --------------------------------------------------------------------------------------------------
-
-
-def _conclude(writer: RunWriter, outcome: Outcome) -> dict[str, Any]:
-    """Close the trace, make summary.json and summary.csv from it, and return the summary."""
-    from fastload.analysis.summary import summarise_levels, write_summary
-    from fastload.trace import open_run
-
-    writer.close(_status(outcome), clock=outcome.clock, plan=outcome.plan.describe())
-    run = open_run(writer.path, repair=False)
-    listed = run.manifest["levels"]
-    assert isinstance(listed, list)
-    levels = sorted((one for one in listed if one["index"] >= 0), key=lambda one: one["index"])
-    summary = summarise_levels(
-        run.manifest, ((facts, run.requests(facts["dir"]), run.tokens(facts["dir"])) for facts in levels)
-    )
-    write_summary(run, summary)
-    writer.update_manifest(verdict=summary["verdict"])
-    return summary
-
-
-def _status(outcome: Outcome) -> str:
-    if outcome.interrupted is not None:
-        return "interrupted"
-    if outcome.died is not None:
-        return "crashed"
-    return "complete" if outcome.stopped is None else "failed"
-
-
-def _print(summary: Mapping[str, Any], asked: order.Order) -> None:
-    """Put the result on stdout: JSON alone, or the table (for a terminal of its width, else plain)."""
-    if asked.as_json:
-        from fastload.analysis.summary import as_json
-
-        click.echo(as_json(summary), nl=False)
-        return
-    from fastload.report import tables
-
-    if sys.stdout is not None and sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(tables.sweep_table(summary))
-    else:
-        click.echo(tables.plain(summary), nl=False)
-
-
-def _say_the_end(writer: RunWriter, outcome: Outcome, summary: Mapping[str, Any], asked: order.Order) -> None:
-    """Say where the run lies, and on stderr in one line why it is not whole."""
-    verdict = summary["verdict"]
-    mark = "SIMULATED run" if summary["simulated"] else "run"
-    if not asked.as_json:
-        click.echo(f"{mark} in {writer.path}")
-    elif not asked.quiet:
-        click.echo(f"{mark} in {writer.path}", err=True)
-    if outcome.interrupted is not None:
-        why = f"stopped by {signal.Signals(outcome.interrupted).name}"
-    elif outcome.died is not None or outcome.stopped is not None:
-        why = outcome.died or outcome.stopped or ""
-    elif verdict["status"] == "invalid" or (asked.strict and verdict["status"] == "suspect"):
-        click.echo(
-            f"fastload: the run is {verdict['status']}: {display.one_line('; '.join(verdict['reasons']))}",
-            err=True,
-        )
-        return
-    else:
-        return
-    click.echo(
-        f"fastload: {display.one_line(why)}; finished levels and rows so far are in {writer.path}", err=True
-    )

@@ -121,7 +121,7 @@ def run(
     """
     anchors = [_anchor()]
     session = _Session(plan, target, key, headers, sink, options, watch, stop)
-    died = stopped = unwritten = None
+    stopped = unwritten = None
     try:
         session.start()
         session.warm_up()
@@ -133,7 +133,7 @@ def run(
                 stopped = f"level {level.concurrency}: {end['gave_up']}; later levels were not tried"
                 break
     except DiedError as error:
-        died = str(error)
+        session.died = str(error)
     except TraceError as error:
         unwritten = str(error)
     finally:
@@ -144,7 +144,7 @@ def run(
         plan=session.plan,
         clock={"anchors": anchors, "offsets": session.brackets},
         interrupted=stop.signal,
-        died=died,
+        died=session.died,
         stopped=stopped,
         unwritten=unwritten,
     )
@@ -190,6 +190,7 @@ class _Session:
         self.brackets: list[dict[str, int]] = []
         self.ready: dict[str, Any] | None = None
         self.now: _Level | None = None
+        self.died: str | None = None
         self.process = Process()
 
     # ---- the process
@@ -340,7 +341,8 @@ class _Session:
                 if clock - seen_ns > WATCH_S * 1e9:
                     seen_ns = clock
                     self.watch(meter.read(ended=False, stopping=cancel_by is not None))
-        except DiedError:
+        except DiedError as error:
+            self.died = str(error)
             for block in self.process.abandoned():
                 self.keep(block)
             self.watch(meter.read(ended=True, stopping=True))

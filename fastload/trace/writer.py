@@ -2,8 +2,8 @@
 is open.
 
 Goals: nothing on disk is ever half a file (temporary name, sync, rename); nothing written is ever touched
-again; a full disk loses nothing that was written and raises one clear TraceError. A batch stays in memory
-until its part is renamed.
+again; a full disk loses nothing that was written. A batch stays in memory until its part is renamed: a part that
+cannot be written is tried again with the next, at the level's end and at the run's.
 
 The tokens part is renamed before the requests part of the same number, so a requests part always has its
 tokens.
@@ -11,10 +11,13 @@ tokens.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import os
+import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -34,7 +37,9 @@ if TYPE_CHECKING:
     from fastload.load.supervisor import LevelFacts
 
 PART_EVENTS: Final = 1_000_000  # a part inside a level is written at so many events
-PART_INTERVAL_NS: Final = 60 * 10**9  # or when its first block is so old
+PART_INTERVAL_NS: Final = 50 * 10**9  # or so long after the last: with its writing no row waits for a minute
+WAITING_BYTES: Final = 512 << 20  # rows that wait for a disk to take them; with more the run is ended
+DISK_FAULTS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO}  # not the user's mistake
 TEMPORARY: Final = ".tmp"
 WARMUP_INDEX: Final = -1
 
@@ -69,21 +74,25 @@ MANIFEST_KEYS: Final = (
 
 class RunWriter:
     """Writes one run; the `sink` of the supervisor. Every method raises TraceError, naming the path, if the
-    disk fails.
+    disk fails, and has kept what it was given.
 
-    path: the run directory. run_id: its name.
+    path: the run directory. run_id: its name. made: what `create_run` made for it, the deepest directory first.
+    notice: told in a sentence when the disk fails inside a level, and when it takes rows again.
     """
 
     def __init__(
-        self, path: Path, manifest: dict[str, object], *, save_text: bool, utc_offset_ns: int
+        self, made: Sequence[Path], manifest: dict[str, object], *, save_text: bool, utc_offset_ns: int
     ) -> None:
         """For `create_run`, which makes the directory."""
-        self.path = path
-        self.run_id = path.name
+        self.made = tuple(made)
+        self.path = self.made[0]
+        self.run_id = self.path.name
         self.manifest: dict[str, object] = dict.fromkeys(MANIFEST_KEYS) | manifest
+        self.notice: Callable[[str], object] = lambda sentence: None
         self._save_text = save_text
         self._utc_offset_ns = utc_offset_ns
         self._levels: dict[int, _Level] = {}
+        self._behind = False  # a part could not be written, and waits
 
     def begin_level(
         self, index: int, concurrency: int, planned: Callable[[int], int | None], max_tokens: int
@@ -109,24 +118,41 @@ class RunWriter:
                 raise _cannot_write(folder, error) from error
         self._levels[index] = _Level(directory, LevelRows(context), _timing.now_ns())
         self._set_level({"index": index, "concurrency": concurrency, "dir": directory, "complete": False})
+        self.update_manifest()
 
     def add_block(self, block: Block) -> None:
-        """Take over a sealed block of a level that has begun; writes a part when enough has come together."""
+        """Take over a sealed block of a level that has begun; writes a part when enough has come together.
+
+        A part that cannot be written waits in memory. TraceError when too much does, or the directory is gone.
+        """
         level = self._levels[block.level]
         level.rows.add(block)
-        old = _timing.now_ns() - level.written_ns >= PART_INTERVAL_NS
-        if level.rows.events_pending >= PART_EVENTS or old:
-            self._take(level)
-            self._flush(level)
+        if level.rows.events_pending >= PART_EVENTS or _is_old(level):
+            error = self._try_to_write(level)
+            waiting = sum(batch.requests.nbytes + batch.tokens.nbytes for batch in level.batches)
+            if error is not None and (waiting > WAITING_BYTES or not self.path.is_dir()):
+                raise error
+
+    def write_old(self) -> None:
+        """Write a part of what has waited for long, should no block come that would bring it about. Never raises."""
+        for level in self._levels.values():
+            if (level.rows.rows_pending or level.batches) and _is_old(level):
+                self._try_to_write(level)
 
     def end_level(self, facts: LevelFacts) -> None:
         """Write what is left of a level, what is still open as `cancelled`, and its facts to the manifest."""
         level = self._levels[facts.index]
         self._take(level, close=True)
-        self._flush(level)
         entry = dataclasses.asdict(facts) | {"dir": level.directory}
         entry["instrument"] = facts.instrument | {"lost_events": level.missing}
         self._set_level(entry)
+        self._flush(level)
+        self.update_manifest()
+
+    def waiting(self, directory: str) -> tuple[list[pa.Table], list[pa.Table]]:
+        """The finished `requests` and `tokens` of a level that are not on disk."""
+        batches = [batch for level in self._levels.values() if level.directory == directory for batch in level.batches]
+        return [batch.requests for batch in batches], [batch.tokens for batch in batches]
 
     def finished(self, level_index: int) -> list[dict[str, object]]:
         """The rows of a level so far (columns of `requests`), on disk or not; [] if it never began.
@@ -164,20 +190,44 @@ class RunWriter:
 
     def update_manifest(self, **keys: object) -> None:
         """Set keys of manifest.json; on disk it is always whole, the old or the new one."""
-        manifest = self.manifest | keys
-        write_json(self.path / "manifest.json", manifest)
-        self.manifest = manifest
+        self.manifest |= keys
+        write_json(self.path / "manifest.json", self.manifest)
+
+    def settle(self) -> list[str]:
+        """Write everything that is in memory, open requests as `cancelled`; sentences on what the disk does not take.
+
+        A level whose rows are not all on disk is not complete in the manifest.
+        """
+        lost: list[str] = []
+        for index, level in self._levels.items():
+            self._take(level, close=True)
+            try:
+                self._flush(level)
+            except TraceError as error:
+                numbers = [number for batch in level.batches for number in batch.requests["request"].to_pylist()]
+                lost.append(
+                    f"{error}; of level {level.directory} {len(numbers)} rows are not on disk "
+                    f"(requests {min(numbers)} to {max(numbers)})"
+                )
+                entry = self._entry(index)
+                self._set_level(entry | {"complete": False, "rows_not_on_disk": len(numbers)})
+        return lost
 
     def close(self, status: str, **keys: object) -> None:
-        """Write everything that is in memory, open requests as `cancelled`, then `status` and `keys` to the
-        manifest.
+        """Write what is in memory, then `status` and `keys` to the manifest: what comes last, so that a run that
+        could not be finished does not look as if it were.
 
-        `status` is complete, interrupted, failed or crashed.
+        `status` is complete, interrupted, failed or crashed. TraceError if not all could be written: it says what.
         """
-        for level in self._levels.values():
-            self._take(level, close=True)
-            self._flush(level)
-        self.update_manifest(status=status, **keys)
+        lost = self.settle()
+        self.update_manifest(**keys, status="failed" if lost and status == "complete" else status)
+        if lost:
+            raise TraceError("; ".join(lost))
+
+    def discard(self) -> None:
+        """Take the run away again, and the directories that were made for it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        _remove_empty(self.made[1:])
 
     def _take(self, level: _Level, close: bool = False) -> None:
         batch = level.rows.take(close)
@@ -185,6 +235,21 @@ class RunWriter:
         if batch is not None:
             level.missing += batch.events_missing
             level.batches.append(batch)
+
+    def _try_to_write(self, level: _Level) -> TraceError | None:
+        """Write a part, and say so if that fails, or works again."""
+        self._take(level)
+        try:
+            self._flush(level)
+        except TraceError as error:
+            if not self._behind:
+                self.notice(f"{error}; measuring goes on, the rows wait in memory")
+            self._behind = True
+            return error
+        if self._behind:
+            self.notice("the disk takes rows again: all that waited is written")
+        self._behind = False
+        return None
 
     def _flush(self, level: _Level) -> None:
         """Write the batches of a level as its next part; they leave memory only when it is renamed."""
@@ -198,11 +263,17 @@ class RunWriter:
         level.parts += 1
         level.batches.clear()
 
+    def _entry(self, index: int) -> dict[str, object]:
+        """The manifest's entry of a level."""
+        levels = self.manifest["levels"]
+        assert isinstance(levels, list)
+        return next((one for one in levels if one["index"] == index), {"index": index})
+
     def _set_level(self, entry: dict[str, object]) -> None:
-        """Replace the manifest's entry of a level."""
+        """Replace the manifest's entry of a level; not yet on disk."""
         levels = self.manifest["levels"]
         kept = [one for one in levels if one["index"] != entry["index"]] if isinstance(levels, list) else []
-        self.update_manifest(levels=[*kept, entry])
+        self.manifest["levels"] = [*kept, entry]
 
 
 @dataclasses.dataclass(slots=True)
@@ -217,6 +288,10 @@ class _Level:
     missing: int = 0  # events the measurer counted and the trace never got: the run's verdict reads it
 
 
+def _is_old(level: _Level) -> bool:
+    return _timing.now_ns() - level.written_ns >= PART_INTERVAL_NS
+
+
 def create_run(
     output: Path | str, name: str, manifest: dict[str, object], *, save_text: bool = False
 ) -> RunWriter:
@@ -224,30 +299,31 @@ def create_run(
     `running`.
 
     `manifest` gives the keys of MANIFEST_KEYS that the caller knows, without secrets. PlanError if the
-    directory cannot be made or `name` is no name for one.
+    directory cannot be made or `name` is no name for one, TraceError if the disk is full or broken; nothing is left
+    then.
     """
     if not name or name != name.strip() or any(c in "/\\\0\n\r" for c in name) or len(name.encode()) > 200:
         raise PlanError(f"--name {name!r}: give a plain name without slashes, at most 200 bytes")
     now_ns = _timing.realtime_ns()
     stem = f"{datetime.fromtimestamp(now_ns // 10**9, UTC):%Y%m%dT%H%M%SZ}-{name}"
-    path = _make_directory(Path(output), stem)
+    made = _make_directory(Path(output), stem)
     offset_ns, _ = _timing.clock_offset()
     own: dict[str, object] = {
         "schema": SCHEMA_VERSION,
         "definitions": DEFINITIONS_VERSION,
-        "run_id": path.name,
+        "run_id": made[0].name,
         "name": name,
         "created_utc": utc_text(now_ns),
         "levels": [],
         "status": "running",
         "supervisor": own_process(),
     }
-    writer = RunWriter(path, manifest | own, save_text=save_text, utc_offset_ns=offset_ns)
+    writer = RunWriter(made, manifest | own, save_text=save_text, utc_offset_ns=offset_ns)
     try:
         writer.update_manifest()
-    except TraceError as error:
-        path.rmdir()  # nothing half written is left
-        raise PlanError(f"--output {output}: {error}") from error
+    except TraceError:
+        writer.discard()  # nothing half written is left
+        raise
     return writer
 
 
@@ -273,7 +349,7 @@ def write_part(path: Path, table: pa.Table, layout: dict[str, object]) -> None:
             os.fsync(file.fileno())
         _rename(temporary, path)
     except (OSError, pa.ArrowException) as error:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
         raise _cannot_write(path, error) from error
 
 
@@ -291,8 +367,13 @@ def write_json(path: Path, value: object, *, sync: bool = True) -> None:
                 os.fsync(file.fileno())
         _rename(temporary, path, sync)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
         raise _cannot_write(path, error) from error
+
+
+def _remove(temporary: Path) -> None:
+    with contextlib.suppress(OSError):  # what broke the writing may break this too
+        temporary.unlink()
 
 
 def utc_text(utc_ns: int) -> str:
@@ -345,8 +426,9 @@ def _to_rows(requests: pa.Table) -> list[dict[str, object]]:
     return rows
 
 
-def _make_directory(output: Path, stem: str) -> Path:
-    made = _missing_parents(output)
+def _make_directory(output: Path, stem: str) -> list[Path]:
+    """Make the run's directory; the directories that were made, the deepest first."""
+    parents = [path for path in (output, *output.parents) if not os.path.lexists(path)]
     try:
         output.mkdir(parents=True, exist_ok=True)
         for number in range(1, 1000):
@@ -355,18 +437,19 @@ def _make_directory(output: Path, stem: str) -> Path:
                 path.mkdir()
             except FileExistsError:
                 continue
-            return path
+            return [path, *parents]
     except OSError as error:
-        for parent in made:
-            if parent.is_dir():
-                parent.rmdir()
-        raise PlanError(f"--output {output}: cannot make a run directory: {_reason(error)}") from error
+        _remove_empty(parents)
+        kind = TraceError if error.errno in DISK_FAULTS else PlanError
+        raise kind(f"--output {output}: cannot make a run directory: {_reason(error)}") from error
     raise PlanError(f"--output {output}: 1000 runs of the same second and name are there already")
 
 
-def _missing_parents(output: Path) -> list[Path]:
-    """The directories that making `output` would make, the deepest first."""
-    return [path for path in (output, *output.parents) if not os.path.lexists(path)]
+def _remove_empty(directories: Sequence[Path]) -> None:
+    """Remove directories, the deepest first, up to one that is not empty: another run may have come to stand there."""
+    with contextlib.suppress(OSError):
+        for directory in directories:
+            directory.rmdir()
 
 
 def _rename(temporary: Path, path: Path, sync: bool = True) -> None:

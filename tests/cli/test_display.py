@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from fastload.cli import display
 
 @dataclass(frozen=True)
 class State:
-    """The fields of load.supervisor.Progress."""
+    """The fields of load.progress.Progress."""
 
     level: int = 2
     concurrency: int = 4
@@ -34,6 +35,7 @@ class State:
     delay_p99_us: float | None = 140.0
     elapsed_s: float = 21.0
     eta_s: float | None = 95.0
+    errors: Mapping[str, int] = field(default_factory=dict)
 
 
 NO_FIGURES: dict[str, Any] = dict.fromkeys(
@@ -106,7 +108,8 @@ def test_the_panel_fits_its_height(height: int) -> None:
 
 
 def test_the_panel_shows_what_matters() -> None:
-    text = "\n".join(drawn([State(level=1, concurrency=2, done=30)], State(failed=1), True, 100))
+    failing = State(failed=3, errors={"connect": 2, "reset": 1})
+    text = "\n".join(drawn([State(level=1, concurrency=2, done=30)], failing, True, 100))
     parts = [
         "SIMULATED",
         "level 3/7",
@@ -115,7 +118,7 @@ def test_the_panel_shows_what_matters() -> None:
         "ETA 1:35",
         "198 tok/s",
         "in flight 4",
-        "failed 1",
+        "failed 3 (connect 2, reset 1)",
     ]
     parts += ["TTFT p50 50.3 p90 51.2", "ITL p50 20.0 p90 20.1", "client delay p50 61.0 p99 140 us"]
     for part in parts:

@@ -14,6 +14,7 @@ import pytest
 
 from fastload import __version__, cli
 from fastload.cli import display, flags, signals
+from fastload.cli.result import End
 from fastload.cli.sweep import exit_code
 from fastload.errors import PlanError, TargetError, TraceError
 
@@ -121,29 +122,33 @@ def test_a_reader_that_left_is_one_line() -> None:
     assert code_left == 1
 
 
-class Ended:
-    """The fields of load.supervisor.Outcome that decide the code."""
-
-    def __init__(self, died: str | None = None, stopped: str | None = None) -> None:
-        self.died, self.stopped = died, stopped
+def ended(verdict: str | None, *faults: str) -> End:
+    summary = None if verdict is None else {"verdict": {"status": verdict, "reasons": ["c=8: a reason"]}}
+    return End("complete", summary, faults)
 
 
 @pytest.mark.parametrize(
-    ("signum", "ended", "verdict", "strict", "code"),
+    ("signum", "end", "strict", "code"),
     [
-        (None, Ended(), "valid", False, 0),
-        (None, Ended(), "suspect", False, 0),
-        (None, Ended(), "suspect", True, 1),
-        (None, Ended(), "valid", True, 0),
-        (None, Ended(), "invalid", False, 1),
-        (None, Ended(died="killed"), "valid", False, 1),
-        (None, Ended(stopped="too many failures"), "valid", False, 1),
-        (2, Ended(), "valid", False, 130),
-        (15, Ended(died="killed"), "invalid", True, 143),
+        (None, ended("valid"), False, 0),
+        (None, ended("suspect"), False, 0),
+        (None, ended("suspect"), True, 1),
+        (None, ended("valid"), True, 0),
+        (None, ended("invalid"), False, 1),
+        (None, ended("valid", "the measuring process was killed"), False, 1),
+        (2, ended("valid"), False, 130),
+        (2, ended(None, "stopped by SIGINT"), False, 130),
+        (15, ended("invalid", "the measuring process was killed"), True, 143),
     ],
 )
-def test_exit_codes(signum: int | None, ended: Any, verdict: str, strict: bool, code: int) -> None:
-    assert exit_code(signum, ended, verdict, strict) == code
+def test_exit_codes(signum: int | None, end: End, strict: bool, code: int) -> None:
+    assert exit_code(signum, end.why(strict)) == code
+
+
+def test_why_a_run_did_not_go_well() -> None:
+    assert ended("invalid").why(False) == ("the run is invalid: c=8: a reason",)
+    assert ended("invalid", "the disk is full").why(False) == ("the disk is full",)
+    assert ended("suspect").why(False) == ()
 
 
 def test_a_typed_key_is_warned_of_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,28 @@ def test_a_second_signal_leaves_at_once(second: signal.Signals, code: int) -> No
     assert time.monotonic() - begun < 2
 
 
+def test_a_second_signal_hurries_where_there_is_something_to_keep_and_a_third_leaves() -> None:
+    program = (
+        "import time\nfrom fastload.cli import signals\n"
+        "with signals.installed() as brake:\n    brake.ask = lambda n: print('asked', flush=True)\n"
+        "    brake.hurry = lambda: print('hurried', flush=True)\n"
+        "    print('ready', flush=True)\n    time.sleep(30)\n"
+    )
+    with subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for said, signum in (("ready", signal.SIGTERM), ("asked", signal.SIGINT), ("hurried", signal.SIGINT)):
+            assert process.stdout.readline() == f"{said}\n"
+            process.send_signal(signum)
+        assert process.wait(10) == 128 + signal.SIGTERM
+
+
+def test_a_hangup_ends_nothing() -> None:
+    with signals.installed() as brake:
+        signal.raise_signal(signal.SIGHUP)
+        assert brake.hung_up and brake.signum is None
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_waiting_for_the_server(signum: signal.Signals, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

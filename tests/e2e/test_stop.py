@@ -80,19 +80,28 @@ def test_a_signal_in_the_third_level(
     assert states["cancelled"] > 0 and set(states) <= {"ok", "cancelled"}
 
 
-def test_a_second_signal_ends_it_at_once(slow_third: Any, interrupt: Any, children: Any, gone: Any) -> None:
+def test_a_second_signal_waits_for_nobody_and_keeps_what_is_sealed(
+    slow_third: Any, interrupt: Any, children: Any, gone: Any
+) -> None:
     process, path = slow_third()
     below = children(process.pid)
+    time.sleep(1.2)  # until blocks of more than a second are sealed
     os.kill(next(iter(below)), signal.SIGSTOP)  # a measurer that would let the first one wait
     interrupt(process)
     time.sleep(0.3)
     interrupt(process)
-    assert process.wait(GONE_S) == 130
-    os.kill(next(iter(below)), signal.SIGCONT)
+    out, err = process.communicate(timeout=GONE_S)
+    assert process.returncode == 130 and out == ""
     assert gone(below)
-    assert "Traceback" not in process.stderr.read()  # the measurer ends without a word
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("fastload: stopped by SIGINT") and path.name in err.splitlines()[-1]
     run = open_run(path)
-    assert run.manifest["status"] == "crashed" and any("cut off" in note for note in run.notes)
+    assert run.manifest["status"] == "interrupted" and run.notes == ()
+    assert [entry["complete"] for entry in run.manifest["levels"]] == [True, True, True, False]  # the warm-up first
+    statuses = Counter(run.requests("02-c2")["status"].to_pylist())
+    assert statuses["ok"] > 0 and set(statuses) <= {"ok", "cancelled"}
+    assert not (path / "summary.json").exists() and not list(path.rglob("*.tmp"))
+    assert "interrupted: stopped by SIGINT" in (path / "run.log").read_text()
 
 
 def test_a_killed_measurer(slow_third: Any, children: Any) -> None:

@@ -41,7 +41,8 @@ def test_a_directory_removed_in_the_middle(start: Any, quick: str, tmp_path: Pat
     process = start("sweep", "--url", quick, "--levels", "1,2", "--duration", "1s", "--osl", "8")
     until(lambda: list(tmp_path.glob("results/*/requests/00-c1")))
     below = children(process.pid)
-    shutil.rmtree(tmp_path / "results")
+    (tmp_path / "results").rename(tmp_path / "gone")  # in one step, or files would come to stand in it meanwhile
+    shutil.rmtree(tmp_path / "gone")
     _, err = process.communicate(timeout=20)
     assert process.returncode == 1 and "Traceback" not in err
     assert err.splitlines()[-1].startswith("fastload: cannot write results/")
