@@ -23,7 +23,7 @@ from fastload import _timing, plan
 from fastload.analysis import calibration
 from fastload.analysis.calibration import ENDED, RECEIVED, RECORD, Spent
 from fastload.cli import display
-from fastload.errors import TargetError
+from fastload.errors import TargetError, TraceError
 from fastload.load import supervisor
 from fastload.load.supervisor import LevelFacts, Stop
 from fastload.load.target import Address, Target
@@ -97,6 +97,8 @@ class Bench:
                 )
         if outcome.died or outcome.stopped:
             raise TargetError(f"calibrate: {outcome.died or outcome.stopped}")
+        if outcome.unwritten:
+            raise TraceError(f"calibrate: {outcome.unwritten}")
         return sink.levels
 
 

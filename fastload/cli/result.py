@@ -54,9 +54,9 @@ def conclude(writer: RunWriter, outcome: Outcome) -> End:
     from fastload.analysis.summary import summarise_levels, write_summary
     from fastload.trace import Run
 
-    unwritten = writer.settle()
-    faults = [why for why in _faults(outcome) if not unwritten or why != outcome.unwritten]
-    status = "failed" if unwritten else _status(outcome)
+    lost = writer.settle()
+    faults = _faults(outcome)
+    status = "failed" if lost else _status(outcome)
     plan = outcome.plan.describe()
     run = Run(writer.path, writer.manifest | {"status": status, "plan": plan}, ())
     listed = run.manifest["levels"]
@@ -65,16 +65,20 @@ def conclude(writer: RunWriter, outcome: Outcome) -> End:
     try:
         summary = summarise_levels(run.manifest, ((facts, *_tables(run, writer, facts["dir"])) for facts in levels))
     except TraceError as error:
-        raise TraceError("; ".join([*faults, *(unwritten or [str(error)])])) from error
+        raise TraceError("; ".join([*faults, *(lost or [str(error)])])) from error
+    on_disk: list[str] = []
     try:
         write_summary(run, summary)
     except TraceError as error:
-        status, faults = "failed", [*faults, str(error)]
+        status, on_disk = "failed", [str(error)]
     try:
         writer.close(status, clock=outcome.clock, plan=plan, verdict=summary["verdict"])
     except TraceError as error:
-        status, faults = "failed", [*faults, str(error)]
-    return End(status, summary, tuple(dict.fromkeys(faults)))
+        # Rows that are nowhere matter more than what can be made again.
+        status, on_disk = "failed", [str(error)] if lost else [*on_disk, str(error)]
+    if outcome.unwritten is not None and not on_disk:
+        faults.append(f"{outcome.unwritten}; there is room again, but later levels were not tried")
+    return End(status, summary, (*faults, *dict.fromkeys(on_disk)))
 
 
 def at_once(writer: RunWriter, outcome: Outcome) -> End:
@@ -104,9 +108,10 @@ def _status(outcome: Outcome) -> str:
 
 
 def _faults(outcome: Outcome) -> list[str]:
+    """Why the run did not go as ordered, but for the disk: what that does not take, who tried last says."""
     if outcome.interrupted is not None:
         return [f"stopped by {signal.Signals(outcome.interrupted).name}"]
-    return [why for why in (outcome.died, outcome.stopped, outcome.unwritten) if why is not None]
+    return [why for why in (outcome.died, outcome.stopped) if why is not None]
 
 
 def show(end: End, path: Path, asked: Order) -> None:

@@ -217,10 +217,14 @@ class RunWriter:
         """Write what is in memory, then `status` and `keys` to the manifest: what comes last, so that a run that
         could not be finished does not look as if it were.
 
-        `status` is complete, interrupted, failed or crashed. TraceError if not all could be written: it says what.
+        `status` is complete, interrupted, failed or crashed. TraceError if not all could be written: it says which
+        rows, if there are any, else why.
         """
         lost = self.settle()
-        self.update_manifest(**keys, status="failed" if lost and status == "complete" else status)
+        try:
+            self.update_manifest(**keys, status="failed" if lost and status == "complete" else status)
+        except TraceError as error:
+            raise TraceError("; ".join(lost) or str(error)) from error
         if lost:
             raise TraceError("; ".join(lost))
 

@@ -269,6 +269,62 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, recording: Any, monkeypatch: 
     assert open_run(run.path).requests()["request"].to_pylist() == [0, 1, 2, 3]
 
 
+def test_a_part_that_cannot_be_written_waits_and_is_tried_again(
+    tmp_path: Path, recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PART_EVENTS", 8)
+    run = begun(tmp_path, (0, 1))
+    said: list[str] = []
+    run.notice = said.append
+    requests = run.path / "requests/00-c1"
+    requests.rmdir()
+    for first in (0, 2):
+        run.add_block(two_answers(recording, 0, first))
+    assert len(said) == 1 and "No such file or directory; measuring goes on, the rows wait in memory" in said[0]
+    assert [row["request"] for row in run.finished(0)] == [0, 1, 2, 3]
+    assert sum(table.num_rows for table in run.waiting("00-c1")[0]) == 4
+    requests.mkdir()
+    monkeypatch.setattr(writer, "PART_INTERVAL_NS", 0)
+    run.write_old()  # though no block came
+    assert said[1:] == ["the disk takes rows again: all that waited is written"]
+    run.add_block(two_answers(recording, 0, 4))
+    run.end_level(facts(0, 1))
+    opened = open_run(run.path)
+    assert opened.requests()["request"].to_pylist() == opened.tokens()["request"].to_pylist() == [0, 1, 2, 3, 4, 5]
+    assert len(list(requests.iterdir())) == 2 and run.waiting("00-c1") == ([], [])
+
+
+@pytest.mark.parametrize("why", ["too much waits", "the run is gone"])
+def test_a_run_whose_rows_wait_in_vain_is_ended(
+    why: str, tmp_path: Path, recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PART_EVENTS", 8)
+    run = begun(tmp_path, (0, 1))
+    if why == "too much waits":
+        monkeypatch.setattr(writer, "WAITING_BYTES", 10)
+        (run.path / "requests/00-c1").rmdir()
+    else:
+        shutil.rmtree(run.path)
+    with pytest.raises(TraceError, match=r"cannot write .*/part-000.parquet: No such file or directory"):
+        run.add_block(two_answers(recording))
+    assert [row["request"] for row in run.finished(0)] == [0, 1]  # still there, for who can use them
+    with pytest.raises(TraceError, match=r"of level 00-c1 2 rows are not on disk \(requests 0 to 1\)$"):
+        run.close("complete")
+    if why == "too much waits":
+        manifest = json.loads((run.path / "manifest.json").read_text())
+        assert manifest["status"] == "failed"
+        assert [(one["complete"], one["rows_not_on_disk"]) for one in manifest["levels"]] == [(False, 2)]
+
+
+def test_a_run_taken_away_leaves_what_others_made(tmp_path: Path) -> None:
+    for there in (False, True):
+        run = begun(tmp_path / "a" / "b", (0, 1))
+        if there:
+            (tmp_path / "a" / "theirs").write_text("")
+        run.discard()
+        assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["a", "a/theirs"] * there
+
+
 def test_a_directory_that_vanished_is_named(tmp_path: Path, recording: Any) -> None:
     run = begun(tmp_path, (0, 1))
     shutil.rmtree(run.path)
