@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 10.0
 LONG_S = 600.0  # a level that takes longer says less often how it stands
 LINE_OF_LONG_EVERY_S = 60.0
-WARM_UP_LEVEL = -1  # the level index of the request that opens the run
 NARROW_COLUMNS = 72  # below this the panel keeps to the figures that matter most
 TINY_COLUMNS = 46  # below this, to those that do not fit on fewer characters
 NO_FIGURE = "-"

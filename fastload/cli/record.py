@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastload.cli.display import WARM_UP_LEVEL, Display, Narrator, one_line
+from fastload.cli.display import Display, Narrator, one_line
 from fastload.cli.signals import Brake
 from fastload.errors import TraceError
 
@@ -60,7 +60,7 @@ class Record:
     def watch(self, progress: Progress) -> None:
         """Take the newest state of the run: the supervisor's watcher, called at most twice a second."""
         last, self._last = self._last, progress
-        if last is not None and last.level != progress.level and last.level > WARM_UP_LEVEL:
+        if last is not None and last.level != progress.level and last.level >= 0:
             self._finished.append(dataclasses.asdict(last))
         self.shown.show(progress)
         self._narrator.take(progress)

@@ -306,7 +306,7 @@ class _Session:
         row = rows[0] if rows else {"status": "failed", "error": end["gave_up"], "http_status": None}
         if row["status"] != "ok":  # the measurer's first judgement knows the end of the answer, not what it said
             assert self.now is not None
-            self.watch(replace(self.progress(self.now), done=0, failed=1))
+            self.watch(replace(self.now.meter.read(ended=True, stopping=True), done=0, failed=1))
         return row
 
     def level(self, level: Level, *, reuse: bool, learn: bool) -> dict[str, Any]:
