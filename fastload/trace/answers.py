@@ -18,6 +18,7 @@ from fastload._timing import (
     RF_ENCODED,
     RF_SSE,
 )
+from fastload.load import answer_head
 from fastload.load.failures import CLASS_OF_END
 from fastload.trace import dialects, faults
 from fastload.trace.dialects import Payload
@@ -97,7 +98,7 @@ def read(blobs: Iterable[tuple[int, int, bytes]], named_errors: Collection[int] 
             answer.error = answer.error or payload.error
             answer.answer_id = answer.answer_id or payload.answer_id
         elif kind == BLOB_HEAD:
-            answer.head = faults.read_head(raw)
+            answer.head = answer_head.read_head(raw)
         elif kind == BLOB_BODY:
             answer.body += raw
         elif kind == BLOB_ERROR:

@@ -1,4 +1,4 @@
-"""What a server says when it fails: error bodies and error events in any form seen, heads, Retry-After, redirects.
+"""What a server says when it fails: error bodies and error events in any form seen, redirects.
 
 Pure, and nothing here raises but `parse_json`. A server that fails does not keep to anybody's schema, so each rule
 takes whatever has the right shape and ignores the rest.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Final
 
 import orjson
@@ -70,37 +68,6 @@ def read_error_body(body: bytes) -> str | None:
     return cut(text.strip()) or None
 
 
-def read_head(raw: bytes) -> dict[str, str]:
-    """The header fields of a raw answer head, names in lower case; the last of a repeated name, "" for the status line.
-
-    A head with 1xx answers before it is read from its last status line.
-    """
-    headers: dict[str, str] = {}
-    for line in raw.decode("latin-1").split("\n"):
-        if line.startswith("HTTP/"):
-            headers = {"": line.rstrip("\r")}
-            continue
-        name, colon, value = line.partition(":")
-        if colon:
-            headers[name.strip().lower()] = value.strip()
-    return headers
-
-
-def read_retry_after_s(headers: dict[str, str], answered_utc_s: float | None = None) -> float | None:
-    """Seconds to wait: `retry-after-ms`, `retry-after` as seconds, or as a date less the head's own.
-
-    `answered_utc_s` stands in for a head without a date. A gateway (LiteLLM) keeps its upstream's under another name.
-    """
-    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0), ("llm_provider-retry-after", 1.0)):
-        text = headers.get(name, "")
-        if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,6})?", text):
-            return float(text) / scale
-    until = _utc_s(headers.get("retry-after"))
-    since = _utc_s(headers.get("date"))
-    since = answered_utc_s if since is None else since
-    return None if until is None or since is None else max(0.0, until - since)
-
-
 def read_location(headers: dict[str, str]) -> str | None:
     """Where a redirect leads, without what may be secret in it."""
     return cut(shown_location(headers.get("location", ""))) or None
@@ -154,12 +121,3 @@ def _place(error: dict[object, object], said: str) -> str:
     if isinstance(where, list):
         where = ".".join(str(part) for part in where)
     return f"{where}: " if isinstance(where, str) and where and where not in said else ""
-
-
-def _utc_s(date: str | None) -> float | None:
-    """An HTTP date in seconds of UTC; None where it is none. One without a zone is UTC, as HTTP has it."""
-    try:
-        read = parsedate_to_datetime(date or "")
-        return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None

@@ -37,6 +37,7 @@ from fastload._timing import (
     RF_RETRIED,
     ROW_FIELDS,
 )
+from fastload.load import answer_head
 from fastload.trace import answers, dialects, faults
 from fastload.trace.schema import REQUESTS_COLUMNS, TOKENS_COLUMNS, requests_schema, tokens_schema
 from fastload.trace.spread import Bools, Ints, Spread, first_and_last, spread
@@ -350,7 +351,7 @@ def _requests_table(
         "errno": np.where(row["errno"] > 0, row["errno"], -1),
         "error": [error for _, error in outcome],
         "retry_after_s": [
-            faults.read_retry_after_s(head, (head_ns + context.utc_offset_ns) / 1e9) if head else None
+            answer_head.read_retry_after_s(head, (head_ns + context.utc_offset_ns) / 1e9) if head else None
             for head, head_ns in zip(heads, row["head_ns"].tolist(), strict=True)
         ],
         "finish_reason": [_finish_reason(one) for one in answer],

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload._timing import CH_CONTENT, CH_DONE, CH_NONE, CH_REASONING, CH_REFUSAL, CH_TOOL
+from fastload.load import answer_head
 from fastload.trace import faults
 from fastload.trace.dialects import Payload, Usage, read_event
 
@@ -157,7 +158,7 @@ def test_lists_of_tokens_are_counted() -> None:
 
 
 def test_head() -> None:
-    head = faults.read_head(
+    head = answer_head.read_head(
         b"HTTP/1.1 100 Continue\r\n\r\n"
         b"HTTP/1.1 429 Too Many\r\nX-Request-ID: r7\r\nretry-after: 2\r\nbad\r\n\r\n"
     )
@@ -180,7 +181,7 @@ def test_head() -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
-    assert faults.read_retry_after_s(headers) == seconds
+    assert answer_head.read_retry_after_s(headers) == seconds
 
 
 names = st.sampled_from(
@@ -207,4 +208,4 @@ def test_any_shape_is_read_and_never_raises(value: dict[str, object]) -> None:
 def test_any_bytes_are_read_and_never_raise(raw: bytes) -> None:
     read_event(raw)
     faults.read_error_body(raw)
-    faults.read_retry_after_s(faults.read_head(raw))
+    answer_head.read_retry_after_s(answer_head.read_head(raw))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload._timing import CH_CONTENT, CH_NONE, CH_REASONING, CH_REFUSAL, CH_TOOL
+from fastload.load import answer_head
 from fastload.trace import faults
 from fastload.trace.dialects import Usage, read_event, read_usage
 
@@ -223,9 +224,9 @@ def test_a_location_shows_no_credentials(location: str, shown: str | None) -> No
 
 def test_retry_after_as_a_date_without_a_date_header() -> None:
     date = {"retry-after": "Mon, 30 Nov 2026 22:00:30 GMT"}
-    assert faults.read_retry_after_s(date, 1796076000.0) == 30.0
-    assert faults.read_retry_after_s(date, 1796076100.0) == 0.0
-    assert faults.read_retry_after_s({"llm_provider-retry-after": "2"}) == 2.0
+    assert answer_head.read_retry_after_s(date, 1796076000.0) == 30.0
+    assert answer_head.read_retry_after_s(date, 1796076100.0) == 0.0
+    assert answer_head.read_retry_after_s({"llm_provider-retry-after": "2"}) == 2.0
 
 
 kinds = st.sampled_from(
