@@ -13,12 +13,13 @@ cdef struct Scan:
     uint8_t flags
     uint8_t keep
     uint8_t ends                     # the end marker of an API that has no [DONE]
+    uint8_t wrong                    # an error, or no JSON object at all
 
 cdef void scan(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept nogil:
     cdef Py_ssize_t prefix = s.shape_prefix, suffix = s.shape.n - prefix, size
     cdef const char *text_end
     out.tokens = -1
-    out.keep = out.ends = 0
+    out.keep = out.ends = out.wrong = 0
     if s.shape.n and n >= prefix and memcmp(p, s.shape.p, prefix) == 0:
         out.flags = C_FL_CHOICES
         if s.shape_told:
@@ -202,7 +203,7 @@ cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept no
     if n == 4 and memcmp(p, b"null", 4) == 0:
         return                       # llama.cpp opens some answers with it
     if p[0] != c'{' or not find_keys(p, n, &keys):
-        out.channel, out.keep = 15, 1
+        out.channel, out.keep, out.wrong = 15, 1, 1
         return
     odd = keys.escaped or keys.twice != 0      # which of two is meant, a parser knows
     if keys.seen >> K_USAGE & 1 and keys.at[K_USAGE][0] == c'{':
@@ -213,6 +214,7 @@ cdef void examine(Stream *s, const char *p, Py_ssize_t n, Scan *out) noexcept no
     if keys.seen & UNLIKE_TEXT:
         for key in range(K_ERROR, K_OTHER_USAGE + 1):
             odd = odd or (keys.seen >> key & 1 and is_set(keys.at[key], end))
+        out.wrong = keys.seen >> K_ERROR & 1 and is_set(keys.at[K_ERROR], end)
     if keys.seen >> K_CHOICES & 1:
         odd = choice_is_odd(&keys, end, out) or odd
         first, last = K_CONTENT, K_ARGUMENTS

@@ -26,6 +26,9 @@ cdef enum:
     C_CH_DONE = 16
     C_CH_SENT = 255
     C_BLOB_ERROR = 4
+    C_SAW_TEXT = 1                   # bits of Stream.saw
+    C_SAW_FINISH = 2
+    C_SAW_ERROR = 4
     C_END_COMPLETE = 0
     C_END_EOF = 1
     C_END_RESET = 2
@@ -70,7 +73,7 @@ cdef struct Rec:                     # the open block's columns; all pointers in
 
 cdef struct Stream:                  # one exchange on one connection; reused for the next
     int64_t row[32]
-    uint8_t http, sse, bom, after_cr, has_data, event_error, first_choices
+    uint8_t http, sse, bom, after_cr, has_data, event_error, event_ping, first_choices
     int64_t remain
     int digits
     Buf head, line, data, usage
@@ -92,7 +95,9 @@ cdef struct Stream:                  # one exchange on one connection; reused fo
     Py_ssize_t shape_prefix
     uint8_t shape_channel
     Py_ssize_t shape_told            # where in the shape the completion_tokens stand; 0: no number varies, -1: some do
-    # for the live display only; the trace is computed from the columns
+    # for time limits and the live display; the trace is computed from the columns
+    uint8_t saw                      # text, an end, an error: what the answer is worth so far
+    int64_t pings                    # of its events, those that only keep the line warm
     int64_t first_token, last_token
     int32_t text_events, told_tokens
     const char *why
@@ -109,6 +114,7 @@ cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, i
 cdef int feed_eof(Stream *s, Rec *rec, int64_t stamp) noexcept nogil
 cdef void stream_cut(Stream *s, Rec *rec) noexcept nogil
 cdef void stream_end(Stream *s, Rec *rec) noexcept nogil
+cdef int64_t stream_progress(const Stream *s) noexcept nogil
 cdef Py_ssize_t rec_event(Rec *rec, int64_t stamp, int64_t request, int32_t delay, int32_t nbytes, int32_t tokens,
                           uint8_t channel, uint8_t flags) noexcept nogil
 cdef bint rec_room(const Rec *rec) noexcept nogil

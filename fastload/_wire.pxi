@@ -44,8 +44,8 @@ cdef void stream_begin(Stream *s, Rec *rec, int64_t request) noexcept nogil:
     s.row[F_RESPONSE_BYTES] = s.row[F_EVENTS] = s.row[F_COALESCED] = s.row[F_CLAMPED] = 0
     s.row[F_FRAMING] = s.row[F_FLAGS] = s.row[F_BACKOFF] = 0
     s.http = HEAD
-    s.sse = s.bom = s.after_cr = s.has_data = s.event_error = s.first_choices = 0
-    s.remain = s.body_kept = 0
+    s.sse = s.bom = s.after_cr = s.has_data = s.event_error = s.event_ping = s.first_choices = s.saw = 0
+    s.remain = s.body_kept = s.pings = 0
     s.data_more = 0
     s.data_end = NULL
     s.digits = 0
@@ -442,7 +442,7 @@ cdef int sse_line(Stream *s, Rec *rec, const char *p, Py_ssize_t n, const char *
             dispatch_kept(s, rec, following)
         elif s.read_event >= 0 and s.read_event_end == p:
             s.read_event_end = following
-        s.event_error = 0
+        s.event_error = s.event_ping = 0
         return FEED_MORE
     if p[0] == c'd' and n >= 4 and memcmp(p, b"data", 4) == 0 and (n == 4 or p[4] == c':'):
         p += 5
@@ -475,6 +475,7 @@ cdef int sse_line(Stream *s, Rec *rec, const char *p, Py_ssize_t n, const char *
         s.data_more = 0
     elif p[0] == c'e' and n >= 6 and memcmp(p, b"event:", 6) == 0:
         s.event_error = (n == 11 or (n == 12 and p[6] == c' ')) and memcmp(p + n - 5, b"error", 5) == 0
+        s.event_ping = (n == 10 or (n == 11 and p[6] == c' ')) and memcmp(p + n - 4, b"ping", 4) == 0
     elif p[0] != c':' and s.stray.n < STRAY_KEPT and not is_field(p, n):
         buf_add(&s.stray, p, n if n < STRAY_KEPT - s.stray.n else STRAY_KEPT - s.stray.n)
         buf_add(&s.stray, b"\n", 1)
@@ -537,8 +538,13 @@ cdef void dispatch(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t sta
             found.channel = 15
             found.keep = 1
             found.flags |= C_FL_NAMED_ERROR
+        s.pings += s.event_ping
         if found.ends and s.row[F_DONE] < 0:
             s.row[F_DONE] = stamp    # the end marker of an API that has no [DONE]
+        if found.wrong or s.event_error:
+            s.saw |= C_SAW_ERROR
+        elif found.ends or found.flags & C_FL_FINISH:
+            s.saw |= C_SAW_FINISH
         if found.flags & C_FL_USAGE:
             s.usage.n = 0
             buf_add(&s.usage, p, n)
@@ -553,6 +559,8 @@ cdef void dispatch(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t sta
                 s.usage.n = 0        # kept already
             if not rec_blob(rec, s.row[F_REQUEST], ordinal, BLOB_EVENT_KIND, p, n):
                 s.row[F_FLAGS] |= C_RF_BLOB_CUT
+        if 1 <= found.channel <= 4 or (found.channel == 15 and found.flags & C_FL_CHOICES):
+            s.saw |= C_SAW_TEXT      # or, of an event that only a parser can read, most likely
         if 1 <= found.channel <= 4:
             if s.first_token < 0:
                 s.first_token = stamp
@@ -574,6 +582,15 @@ cdef void dispatch(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t sta
         s.read_event_end = following
     else:
         s.read_event = -1
+
+cdef int64_t stream_progress(const Stream *s) noexcept nogil:
+    """A number that changes whenever the answer comes on: with events and pieces of them, not with comments or pings."""
+    cdef int64_t piece = s.stray.n + (s.data.n if s.has_data else 0)
+    if s.sse != 1:
+        return s.row[F_RESPONSE_BYTES]
+    if s.line.n and s.line.p[0] != c':':
+        piece += s.line.n
+    return (s.row[F_EVENTS] - s.pings) << 28 | piece
 
 cdef void stream_end(Stream *s, Rec *rec) noexcept nogil:
     """Before the row is written: the last usage, where it was not kept with its event; what a body without events said."""
