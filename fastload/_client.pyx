@@ -12,11 +12,13 @@ Warning  nogil functions touch C memory only. A slot's state changes in join, tr
       |                |
       +<----list_slot--+ what dialling meets (refused, no ports) is Python's to handle: it backs off and writes rows
 
+An IDLE slot that must wait after failures is `held`: in no list of free slots until Python releases it.
+
 Kernel stamps are CLOCK_REALTIME; `offset` takes them to CLOCK_MONOTONIC. A stamp outside [the slot's last, now] means
 the clock was stepped: measure the offset again and convert again; a stamp that still does not fit is replaced by the
 read time and flagged.
 """
-from libc.errno cimport EAGAIN, ECONNRESET, EINTR, EPIPE, errno
+from libc.errno cimport EAGAIN, ECONNRESET, EINTR, EPIPE, ETIMEDOUT, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -50,11 +52,13 @@ cdef uint64_t TAG_PACER = (<uint64_t>1 << 63) | 2
 # counters the supervisor reads while the level runs, int64 each, in this order; then three histograms
 GAUGES = ("sent", "done", "failed", "in_flight", "text_events", "told_events", "told_tokens", "reads", "events",
           "stray_bytes", "stale_retries", "idle_closed", "stale_events", "unstamped", "clamped", "rebracketed",
-          "stalled_ns", "measured_done", "measured_failed", "late_sends", "clock_steps")
+          "stalled_ns", "measured_done", "measured_failed", "late_sends", "clock_steps", "failed_in_row", "last_end",
+          "last_status", "last_errno")
 cdef enum:
     G_SENT, G_DONE, G_FAILED, G_IN_FLIGHT, G_TEXT, G_TOLD_EVENTS, G_TOLD_TOKENS, G_READS, G_EVENTS
     G_STRAY, G_RETRIES, G_IDLE_CLOSED, G_STALE_EVENTS, G_UNSTAMPED, G_CLAMPED, G_REBRACKETED
-    G_STALLED_NS, G_MEASURED_DONE, G_MEASURED_FAILED, G_LATE, G_CLOCK_STEPS, N_GAUGES
+    G_STALLED_NS, G_MEASURED_DONE, G_MEASURED_FAILED, G_LATE, G_CLOCK_STEPS, G_IN_ROW, G_LAST_END
+    G_LAST_STATUS, G_LAST_ERRNO, N_GAUGES
 GAUGE_BYTES = 4096
 MEMORY_BYTES = 4096 + 3 * sizeof(Hist)
 
@@ -70,11 +74,15 @@ cdef struct Slot:
     uint32_t generation
     uint8_t state, sending, retry, kernel, tls
     uint8_t answered                 # this connection, or the last one, brought a byte of an answer
+    uint8_t held                     # it failed: Python says when it may go on
+    int failures                     # of this slot, in a row; a lost or refused connection makes it two at least
+    int dial_error                   # errno of the last dial, for Python to write the row
     Armed out
     const char *wire                 # what the socket is given: the request itself, or its TLS records
     Py_ssize_t wire_n, sent
     int64_t freed_ns                 # when the slot could have sent next: the done_ns of the request before
-    int64_t active_ns                # last byte in or out, by our clock
+    int64_t active_ns                # when it last came on, by our clock: bytes out, events or pieces of them in
+    int64_t progress                 # stream_progress then
     int64_t last_stamp
     int64_t connect_ns, tls_ns
     int64_t dialed_ns
@@ -115,6 +123,7 @@ cdef class Engine:
     cdef public int64_t warmup_left, measured_left, until_ns
     cdef readonly int64_t measured_open, level_start_ns, measured_end_ns
     cdef public bint reuse
+    cdef public bint respect_retry_after    # a 429 or 503 holds its slot at once
     cdef bint stopped                # cancelled: nothing more is sent before the next begin_level
     cdef public int low_water
     cdef int64_t pacer_at, stalled_at
@@ -220,6 +229,8 @@ cdef class Engine:
         self.level_start_ns = mono_ns()
         for i in range(self.size):
             self.slots[i].freed_ns = self.level_start_ns
+            self.slots[i].failures = self.slots[i].dial_error = 0
+            self.release(i)
             if self.slots[i].state == IDLE:
                 self.slots[i].connect_ns = -1    # whoever it was opened for went elsewhere: no request waits for it
 
@@ -346,7 +357,11 @@ cdef class Engine:
                 self.shut(i)
 
     def expire(self, int64_t connect_ns, int64_t first_byte_ns, int64_t idle_ns, int64_t total_ns):
-        """End exchanges past a limit (all in ns), and connections whose framing did not end 1 s after [DONE]."""
+        """End exchanges past a limit (all in ns), and connections whose framing did not end 1 s after [DONE].
+
+        `first_byte_ns` is from sending to the first token: a server may send its head at once, and pings while it
+        queues. Then `idle_ns` is the longest time without an event or a piece of one; pings are none.
+        """
         cdef int64_t now = mono_ns()
         cdef Slot *s
         if not self.recorder.ready():
@@ -355,6 +370,7 @@ cdef class Engine:
             s = &self.slots[i]
             if s.state == DIALING and now - s.dialed_ns > connect_ns:
                 self.shut(i)
+                s.dial_error = ETIMEDOUT
                 self.list_slot(i)
             if s.state != BUSY or not self.recorder.ready():
                 continue
@@ -364,9 +380,10 @@ cdef class Engine:
                     self.settle(i, C_END_COMPLETE, False)
             elif now - s.s.row[F_SENT] > total_ns:
                 self.fail(i, C_END_TIMEOUT, b"the whole request took longer than --timeout")
-            elif s.s.row[F_FIRST_BYTE] < 0:
+            elif s.s.row[F_HEAD] < 0 or (s.s.sse == 1 and not s.s.saw):
                 if now - s.s.row[F_SENT] > first_byte_ns:
-                    self.fail(i, C_END_TIMEOUT, b"no byte of an answer within --first-byte-timeout")
+                    self.fail(i, C_END_TIMEOUT, b"no byte of an answer within --first-byte-timeout"
+                              if s.s.row[F_FIRST_BYTE] < 0 else b"no token within --first-byte-timeout")
             elif now - s.active_ns > idle_ns:
                 self.fail(i, C_END_TIMEOUT, b"silent for longer than --idle-timeout")
 
@@ -405,9 +422,8 @@ cdef class Engine:
         s.freed_ns = s.s.row[F_DONE]
         rec_blob(self.rec, s.s.row[F_REQUEST], 0, C_BLOB_ERROR, text, len(text))
         rec_row(self.rec, s.s.row)
-        self.g[G_FAILED] += 1
-        if s.s.row[F_ROLE] == 1:
-            self.g[G_MEASURED_FAILED] += 1
+        s.failures += s.failures == 0        # a connection that cannot be had is waited for at once
+        self.count_failure(s)
         return True
 
     def cancel(self):
@@ -463,9 +479,40 @@ cdef class Engine:
         """Has the slot no connection?"""
         return self.slots[slot].state == EMPTY
 
-    def is_cold(self, int slot):
-        """Did the slot's last connection end before a byte of an answer came? Then connecting again should wait."""
-        return not self.slots[slot].answered
+    def is_held(self, int slot):
+        """Does the slot wait, with its connection, for `release`?"""
+        return bool(self.slots[slot].held and self.slots[slot].state == IDLE)
+
+    def release(self, int slot, int64_t waited_ms=0):
+        """Let a held slot send again, after it waited so long."""
+        cdef Slot *s = &self.slots[slot]
+        if s.held and s.state == IDLE:
+            s.backoff_ms = waited_ms
+            self.free_slots[self.n_free] = slot
+            self.n_free += 1
+        s.held = False
+
+    def failures(self, int slot):
+        """How often in a row the slot failed. From 2 on it should wait; a connection refused or lost counts as that."""
+        return self.slots[slot].failures
+
+    def take_dial_error(self, int slot):
+        """The errno of the slot's own dial that failed, 0 if none did since the last call; its request waits."""
+        error = self.slots[slot].dial_error
+        self.slots[slot].dial_error = 0
+        return error
+
+    def refusal(self, int slot):
+        """(HTTP status, raw head) of the answer the slot had last; (-1, b"") when it had none."""
+        cdef Slot *s = &self.slots[slot]
+        return s.s.row[F_STATUS], s.s.head.p[:s.s.head.n] if s.s.row[F_STATUS] >= 0 else b""
+
+    def hopeful(self, bint waiting):
+        """Is a request on the wire whose slot did not fail before, and has its answer begun (or else `waiting`)?"""
+        for i in range(self.size):
+            if self.slots[i].state == BUSY and not self.slots[i].failures and (waiting or self.slots[i].s.saw):
+                return True
+        return False
 
     def must_retry(self, int slot):
         """Does the slot hold a request whose connection turned out stale?"""
@@ -559,7 +606,6 @@ cdef class Engine:
                 self.lost(slot, now, C_END_EOF, 0)
                 return
             self.g[G_READS] += 1
-            s.active_ns = now
             flags, n, tls_state = 0, got, TLS_OPEN
             if s.tls:
                 data = self.plain
@@ -573,6 +619,9 @@ cdef class Engine:
                 s.last_stamp = stamp
                 code = feed(&s.s, self.rec, data, n, stamp,
                             -1 if flags & C_FL_READ else <int32_t>min_i64(now - stamp, 0x7fffffff), flags, &used)
+                if stream_progress(&s.s) != s.progress:
+                    s.progress = stream_progress(&s.s)
+                    s.active_ns = now
                 if s.kernel and not flags & C_FL_READ:
                     hist_record(self.delay, now - stamp)
                 if code == FEED_COMPLETE:
@@ -669,6 +718,8 @@ cdef class Engine:
         cdef int code
         if s.state == IDLE:
             self.g[G_IDLE_CLOSED] += 1
+            if not s.answered:       # it takes connections and closes them
+                s.failures += 1 + (s.failures == 0)
             self.renew(slot)
             return
         if s.s.row[F_FIRST_BYTE] < 0 and s.s.row[F_ATTEMPT] == 1 and s.connect_ns < 0:
@@ -731,8 +782,11 @@ cdef class Engine:
         s.answered = s.answered or row[F_FIRST_BYTE] >= 0
         self.g[G_IN_FLIGHT] -= 1
         self.g[G_EVENTS] += row[F_EVENTS]
-        # a first judgement for the live display; the trace decides by METRICS.md
-        if end == C_END_COMPLETE and row[F_STATUS] == 200:
+        # a first judgement, for the live display and for back-off; the trace decides by METRICS.md
+        if row[F_STATUS] == 200 and not s.s.saw & C_SAW_ERROR and (
+                s.s.saw & C_SAW_FINISH or (s.s.saw & C_SAW_TEXT and (end == C_END_COMPLETE or row[F_FLAGS] & C_RF_DONE))):
+            s.failures = 0
+            self.g[G_IN_ROW] = 0
             self.g[G_DONE] += 1
             if row[F_ROLE] == 1:
                 self.g[G_MEASURED_DONE] += 1
@@ -745,18 +799,36 @@ cdef class Engine:
                 self.g[G_TOLD_TOKENS] += s.s.told_tokens
                 self.g[G_TOLD_EVENTS] += s.s.text_events
         else:
-            self.g[G_FAILED] += 1
-            if row[F_ROLE] == 1:
-                self.g[G_MEASURED_FAILED] += 1
+            if not s.answered and (end == C_END_EOF or end == C_END_RESET):
+                s.failures += s.failures == 0    # as good as a connection refused
+            self.count_failure(s)
         self.close_role(slot)
         free(s.out.bytes)
         s.out.bytes = NULL
         if sound and self.reuse and row[F_FLAGS] & C_RF_KEEPALIVE and not s.sending:
             s.state = IDLE
-            self.free_slots[self.n_free] = slot
-            self.n_free += 1
+            if s.held:
+                self.list_slot(slot)
+            else:
+                self.free_slots[self.n_free] = slot
+                self.n_free += 1
         else:
             self.renew(slot)
+
+    cdef void count_failure(self, Slot *s) noexcept nogil:
+        """The slot's row is a failure: one in a row of this slot and of the level. One failure alone holds nothing up."""
+        cdef int64_t *row = s.s.row
+        self.g[G_FAILED] += 1
+        if row[F_ROLE] == 1:
+            self.g[G_MEASURED_FAILED] += 1
+        if row[F_END] == C_END_CANCELLED:
+            return
+        s.failures += 1
+        s.held = s.failures > 1 or (self.respect_retry_after and (row[F_STATUS] == 429 or row[F_STATUS] == 503))
+        self.g[G_IN_ROW] += 1
+        self.g[G_LAST_END] = row[F_END]
+        self.g[G_LAST_STATUS] = row[F_STATUS]
+        self.g[G_LAST_ERRNO] = row[F_ERRNO]
 
     cdef void close_role(self, int slot) noexcept nogil:
         if self.slots[slot].s.row[F_ROLE] == 1:
@@ -786,14 +858,14 @@ cdef class Engine:
 
     cdef void renew(self, int slot) noexcept nogil:
         """The connection is over: dial again at once if it served and a request waits for this slot, else leave it to
-        Python, which knows to back off.
+        Python, which knows to back off: always when the slot is held.
 
         A server that closes after each answer would otherwise wait for the event loop once a request; one that accepts
         and closes would be dialled thousands of times a second."""
         cdef Slot *s = &self.slots[slot]
         self.shut(slot)
         if slot >= self.streams or self.family == 0 or not (
-                s.retry or (s.answered and self.q_n and self.next_role() >= 0)):
+                s.retry or (s.answered and not s.held and self.q_n and self.next_role() >= 0)):
             self.list_slot(slot)
         elif not self.dial(slot):
             self.list_slot(slot)
@@ -802,14 +874,18 @@ cdef class Engine:
         cdef Slot *s = &self.slots[slot]
         cdef int on = 1, fd
         s.dialed_ns = mono_ns()
+        s.dial_error = 0
         fd = socket(self.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
         if fd < 0:
+            s.dial_error = errno
             return False
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
         if connect(fd, <const sockaddr *>self.address_at, self.address_size) != 0 and errno != EINPROGRESS:
+            s.dial_error = errno
             close(fd)
             return False
         if not self.watch_new(slot, fd, EPOLLIN | EPOLLRDHUP | EPOLLOUT):
+            s.dial_error = errno
             close(fd)
             return False
         s.state = DIALING            # even when connect is done: EPOLLOUT says so at once
@@ -820,8 +896,9 @@ cdef class Engine:
         cdef int error = 0
         cdef unsigned int n = sizeof(error)
         if getsockopt(s.fd, SOL_SOCKET, SO_ERROR, &error, &n) != 0 or error:
+            s.dial_error = error if error else errno
             self.shut(slot)
-            self.list_slot(slot)     # Python meets the same error, and writes the row
+            self.list_slot(slot)
             return
         self.watch_slot(slot, EPOLLIN | EPOLLRDHUP)
         self.join(slot, mono_ns() - s.dialed_ns, 0)
@@ -848,6 +925,8 @@ cdef class Engine:
         s.connect_ns = connect_ns
         s.backoff_ms = backoff_ms
         s.last_stamp = -1
+        s.held = False
+        s.dial_error = 0
         s.state = IDLE
         if s.retry:
             self.transmit(slot, s.s.row[F_ROLE], s.s.row[F_DUE], False)
@@ -941,6 +1020,7 @@ cdef class Engine:
             s.s.row[F_FLAGS] |= C_RF_RETRIED | late
             s.retry = False
         s.backoff_ms = 0
+        s.progress = -1
         s.state = BUSY
         s.sent = 0
         s.wire, s.wire_n = s.out.bytes, s.out.n

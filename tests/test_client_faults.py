@@ -5,7 +5,6 @@ Nothing here asserts how long anything takes; a wait is bounded (20 s) only wher
 
 import errno
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -239,33 +238,6 @@ def test_framing_that_does_not_end_after_done_is_awaited_for_a_second() -> None:
         assert (row["end"], row["framing_end_ns"]) == (t.END_COMPLETE, -1)
         assert row["row_flags"] & t.RF_DONE and row["done_ns"] < done
         assert t.now_ns() - row["done_ns"] >= 10**9
-
-
-def test_a_dial_that_hangs_is_left_to_python() -> None:
-    # a listener whose queue is full answers no SYN
-    with socket.socket() as listener, serve(quick) as server:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        port = listener.getsockname()[1]
-        crowd = [socket.socket() for _ in range(4)]
-        for sock in crowd:
-            sock.setblocking(False)
-            sock.connect_ex(("127.0.0.1", port))
-        rig = Rig(1, port).begin(1, 1)
-        rig.address = ("127.0.0.1", server.port)
-        # the first connection, elsewhere, closes after its answer, and the engine dials
-        rig.engine.attach(0, rig.socket())
-        with serve(lambda call: call.finish(answer("one", close=True))) as closing:
-            rig.engine.close_idle()
-            rig.address = ("127.0.0.1", closing.port)
-            rig.open(0).begin(1, 2).arm(3)
-            rig.until(lambda: rig.count("done") == 1)
-        rig.engine.expire(NEVER, NEVER, NEVER, NEVER)
-        assert rig.engine.take_lost() == [] and not rig.engine.is_empty(0)
-        rig.engine.expire(1, NEVER, NEVER, NEVER)
-        assert rig.engine.take_lost() == [0] and rig.engine.is_empty(0)
-        for sock in crowd:
-            sock.close()
 
 
 # ---------------------------------------------------------------- cancel

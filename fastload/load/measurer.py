@@ -9,6 +9,7 @@ process.
 """
 
 import asyncio
+import errno
 import gc
 import os
 import resource
@@ -22,11 +23,11 @@ import orjson
 import uvloop
 
 from fastload import _client, _timing
-from fastload.load import connections, shared, tls
+from fastload.load import connections, patience, shared, tls
 
-SWEEP_S = 0.1  # how often time limits are looked at
-BACKOFF_FIRST_MS = 100
-BACKOFF_LAST_MS = 2000
+SWEEP_S = 0.1  # how often time limits are looked at: four times within the shortest, but not without end
+SHORTEST_SWEEP_S = 0.005
+BATCH = 256  # events one drain takes
 WARMUP_FAILURES = 3  # a server that takes no connection now is not waited for: nothing was measured yet
 KEPT_WAIT_S = 0.3  # how long after the warm-up's answer a closing server is waited for
 CONNECTS_AT_ONCE = 128  # listen queues are often that long
@@ -58,6 +59,11 @@ async def _serve(blocks: int, plan: int, live: int, out: int) -> None:
     await measurer.run()
 
 
+def sweep_s(limits: dict[str, float]) -> float:
+    """How often time limits (in seconds) are looked at."""
+    return min(SWEEP_S, max(SHORTEST_SWEEP_S, min(limits.values()) / 4))
+
+
 class Measurer:
     """One engine, and the little Python around it."""
 
@@ -77,10 +83,11 @@ class Measurer:
         self.tasks: set[asyncio.Task[None]] = set()
         self.opening: list[asyncio.Task[None]] = []
         self.turn = asyncio.Semaphore(CONNECTS_AT_ONCE)
-        self.backoff_ms: dict[int, int] = {}
-        self.failed_at_last_done = (0, 0)
+        self.unopened: dict[int, OSError] = {}  # slots whose connection ahead of the level failed
+        self.tended: set[int] = set()  # slots that a task sees through back-off or connecting
+        self.failing_since = (0, 0.0)  # (successes then, loop time) since when nothing but failures came
         self.gave_up = ""
-        self.patience = 0  # failures in a row that this level may have
+        self.most_failures: int | None = 0  # in a row that this level may have; None: while there is hope
         self.gc_pauses = 0
         self.lag_max_ns = 0
         self.tls_facts: dict[str, object] | None = None
@@ -113,7 +120,8 @@ class Measurer:
             getattr(self, f"do_{command.pop('do')}")(**command)
 
     def do_hello(self, *, slots: int, head: str, family: int, sockaddr: list[Any], stamp: str, cpu: int | None,
-                 save_text: bool, limits: dict[str, float], max_failures: int, tunnel: str | None = None,
+                 save_text: bool, limits: dict[str, float], max_failures: int | None,
+                 respect_retry_after: bool = False, tunnel: str | None = None,
                  tls_options: dict[str, Any] | None = None, server_name: str | None = None) -> None:
         """Set up: `head` is the request head up to the content-length, `tunnel` what a proxy is asked; secrets
         included."""
@@ -125,16 +133,18 @@ class Measurer:
             family, tuple(sockaddr), None if tunnel is None else tunnel.encode("latin-1"), context, server_name
         )
         self.limits = limits
+        self.sweep_s = sweep_s(limits)
         self.max_failures = max_failures
         self.recorder.save_text = save_text
         self.engine = _client.Engine(self.recorder, slots, self.live, stamp)
+        self.engine.respect_retry_after = respect_retry_after
         if self.route.is_bare:
             self.engine.dial_to(family, connections.pack(family, self.route.sockaddr))
         self.slots = slots
         loop = asyncio.get_running_loop()
         loop.add_reader(self.engine.fileno(), self.on_wire)
         gc.callbacks.append(self.on_gc)
-        self.next_sweep = loop.time() + SWEEP_S
+        self.next_sweep = self.next_second = loop.time()
         loop.call_at(self.next_sweep, self.on_sweep)
         self.say(do="ready", pid=os.getpid(), stamps=self.engine.stamps, modules=sorted(sys.modules))
 
@@ -193,9 +203,10 @@ class Measurer:
         """One level from its first connection to its last row."""
         engine = self.engine
         self.gave_up = ""
-        self.patience = WARMUP_FAILURES if learn else self.max_failures
-        self.failed_at_last_done = (0, 0)
-        self.backoff_ms.clear()
+        self.most_failures = WARMUP_FAILURES if learn else self.max_failures
+        self.failing_since = (0, 0.0)
+        self.unopened.clear()
+        self.streams = concurrency
         self.over.clear()
         engine.reuse = reuse
         engine.low_water = concurrency
@@ -220,8 +231,10 @@ class Measurer:
         if not self.cancelled:
             self.running = True
             self.refill()
+            for slot, error in self.unopened.items():
+                self.refuse(slot, error, 0)
             for slot in range(concurrency):
-                self.connect_soon(slot)
+                self.tend_soon(slot)
             self.say(do="begun")  # after the first sends, which it would delay
             await self.over.wait()
         self.running = False
@@ -242,23 +255,28 @@ class Measurer:
         self.say(
             do="level_done", level=level, started_ns=started, ended_ns=ended, kept=kept, unsent=unsent,
             cancelled=self.cancelled, gave_up=self.gave_up,
+            failed="" if self.cancelled else patience.all_failed(engine.counters()),
             short=engine.measured_open > 0 or (engine.measured_left > 0 and until < 0),
             cpu_ns=cpu_ns, gc_pauses=self.gc_pauses, lag_max_ns=self.lag_max_ns, brackets=engine.take_brackets(),
             tls=self.tls_facts and {**self.tls_facts, "handshakes": self.handshakes, "resumed": self.resumed},
         )
 
     async def open_ahead(self, slot: int) -> None:
-        """Connect before the clock starts. A failure is left to the level, where it becomes a row."""
+        """Connect before the clock starts. A failure is left to the level, where it becomes a row; after one, who waits
+        for his turn does not try: with thousands of streams that would take hours."""
         try:
-            made = await self.connect()
-        except OSError:
+            async with self.turn:
+                if self.unopened:
+                    return
+                made = await self.connect()
+        except OSError as error:
+            self.unopened[slot] = error
             return
         self.engine.attach(slot, made.fd, tls=made.tls)
 
     async def connect(self) -> connections.Connection:
         """A connection to the server, with the last TLS session that a server gave; OSError."""
-        async with self.turn:
-            made = await connections.connect(self.route, self.limits["connect_s"], self.engine.tls_session())
+        made = await connections.connect(self.route, self.limits["connect_s"], self.engine.tls_session())
         if made.tls is not None:
             session = made.tls[0]
             self.handshakes += 1
@@ -304,11 +322,7 @@ class Measurer:
         engine = self.engine
         self.pass_sealed()
         for slot in engine.take_lost():
-            if engine.is_cold(slot):
-                self.back_off(slot)
-            else:
-                self.backoff_ms.pop(slot, None)
-            self.connect_soon(slot)
+            self.tend_soon(slot)
         if not self.running:
             return
         self.refill()
@@ -335,81 +349,123 @@ class Measurer:
             engine.arm(request, b"%sContent-Length: %d\r\n\r\n%s" % (self.head, len(body), body))
         engine.pump()
 
-    def connect_soon(self, slot: int) -> None:
-        """Connect a slot that has no connection, after its back-off, if it is wanted."""
-        if self.wanted(slot):
-            self.spawn(self.reconnect(slot))
-
-    def back_off(self, slot: int) -> None:
-        """Nothing came of the slot's last connection, or there was none: wait twice as long before the next."""
-        self.backoff_ms[slot] = min(max(BACKOFF_FIRST_MS, 2 * self.backoff_ms.get(slot, 0)), BACKOFF_LAST_MS)
+    def tend_soon(self, slot: int) -> None:
+        """See to a slot that has no connection or is held after failures, if it is wanted."""
+        if slot not in self.tended and self.wanted(slot):
+            self.tended.add(slot)
+            self.spawn(self.tend(slot))
 
     def wanted(self, slot: int) -> bool:
-        """Is the slot without a connection, and has it a request to send once it has one?"""
-        return (
-            self.running
-            and self.engine.is_empty(slot)
-            and (self.engine.must_retry(slot) or self.engine.wants())
+        """Can the slot not send by itself, and has it a request to send?"""
+        engine = self.engine
+        if not self.running:
+            return False
+        return engine.is_empty(slot) and engine.must_retry(slot) or engine.wants() and (
+            engine.is_empty(slot) or engine.is_held(slot)
         )
 
-    async def reconnect(self, slot: int) -> None:
-        """Connect until it works or the level wants no more; each failure is a row and doubles the wait."""
-        waited_ms = 0
+    async def tend(self, slot: int) -> None:
+        """Wait out the slot's back-off and connect it, until it can send or the level wants no more.
+
+        A connection that cannot be had is a row, and doubles the wait.
+        """
+        try:
+            await self.see_through(slot)
+        finally:
+            self.tended.discard(slot)
+        self.attend()
+
+    async def see_through(self, slot: int) -> None:
+        """`tend` without its end."""
+        engine = self.engine
+        waited_ms = least_ms = 0
         while self.wanted(slot):
-            wait = self.backoff_ms.get(slot, 0)
-            if wait:
-                await asyncio.sleep(wait / 1000)
-                waited_ms += wait
+            error = engine.take_dial_error(slot)
+            if error:
+                self.refuse(slot, self.dial_fault(error), waited_ms)
+            wait_ms = max(least_ms, self.wait_ms(slot))
+            if wait_ms:
+                await asyncio.sleep(wait_ms / 1000)
+                waited_ms += wait_ms
                 if not self.wanted(slot):
-                    break
+                    return
+            if engine.is_held(slot):
+                engine.release(slot, waited_ms)
+                engine.pump()
+                return
+            least_ms = patience.BACKOFF_FIRST_MS  # also where no block is free to take a row
             try:
-                made = await self.connect()
-            except OSError as error:
-                end = _timing.END_PORTS if error.errno in connections.OWN_LIMITS else _timing.END_CONNECT
-                self.engine.refuse(slot, end, error.errno or 0, f"connect: {connections.why(error)}", waited_ms)
-                self.back_off(slot)
+                async with self.turn:
+                    made = await self.connect()
+            except OSError as refusal:
+                self.refuse(slot, refusal, waited_ms)
                 self.attend()
                 continue
             if not self.wanted(slot):
                 os.close(made.fd)
-                break
-            if not self.engine.attach(slot, made.fd, made.connect_ns, waited_ms, made.tls, made.tls_ns):
+            elif engine.attach(slot, made.fd, made.connect_ns, waited_ms, made.tls, made.tls_ns):
+                engine.pump()
+                return
+            else:
                 os.close(made.fd)  # no block is free: by the next attempt one should be
-                self.back_off(slot)
-                continue
-            self.engine.pump()
-            break
-        self.attend()
+
+    def dial_fault(self, error: int) -> OSError:
+        """What the engine's own dial met."""
+        if error == errno.ETIMEDOUT:
+            return TimeoutError(error, f"no connection within {self.limits['connect_s']:g} s")
+        return OSError(error, os.strerror(error))
+
+    def wait_ms(self, slot: int) -> int:
+        """How long the slot must wait before it goes on."""
+        engine = self.engine
+        status, head = engine.refusal(slot) if engine.respect_retry_after else (-1, b"")
+        return patience.wait_ms(engine.failures(slot), status, head)
+
+    def refuse(self, slot: int, error: OSError, waited_ms: int) -> None:
+        """A connection that could not be had: a row for the request that waited for it."""
+        code = error.errno or 0
+        end = _timing.END_PORTS if code in connections.OWN_LIMITS else _timing.END_CONNECT
+        self.engine.refuse(slot, end, code, f"connect: {connections.why(error)}", waited_ms)
 
     def check_failures(self) -> None:
         """Give up a level in which nothing succeeds any more."""
-        counters = self.engine.counters()
-        done, failed = counters["done"], counters["failed"]
-        if done != self.failed_at_last_done[0]:
-            self.failed_at_last_done = (done, failed)
-        in_a_row = failed - self.failed_at_last_done[1]
-        if in_a_row >= self.patience and not self.gave_up:
-            self.gave_up = f"{in_a_row} requests failed in a row (--max-failures {self.patience})"
+        counters, now = self.engine.counters(), asyncio.get_running_loop().time()
+        in_a_row = counters["failed_in_row"]
+        if not in_a_row or counters["done"] != self.failing_since[0] or not self.failing_since[1]:
+            self.failing_since = (counters["done"], now)
+        if self.gave_up:
+            return
+        if self.most_failures is not None:
+            self.gave_up = patience.too_many(counters, self.most_failures)
+        else:
+            why = patience.hopeless(counters, self.streams, now - self.failing_since[1])
+            if why and not self.engine.hopeful(not patience.is_unreachable(counters)):
+                self.gave_up = why
+        if self.gave_up:
             self.stop_level()
 
     # ---- the clockwork beside it
 
     def on_sweep(self) -> None:
-        """Ten times a second: time limits; once a second: the clock's offset, and the open block."""
+        """Ten times a second or more: time limits; once a second: the clock's offset, and the open block."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self.lag_max_ns = max(self.lag_max_ns, int((now - self.next_sweep) * 1e9))
+        late_s = now - self.next_sweep
+        self.lag_max_ns = max(self.lag_max_ns, int(late_s * 1e9))
         if self.running:
+            # first what has come: after a pause of the process it lies there, and is not late
+            for _ in range(1 + (self.slots // BATCH if late_s > SWEEP_S else 0)):
+                self.on_wire()
             limits = self.limits
-            self.on_wire()  # first what has come: after a pause of the process it lies there, and is not late
             self.engine.expire(
                 *(int(limits[name] * 1e9) for name in ("connect_s", "first_byte_s", "idle_s", "total_s"))
             )
-            if int(now) != int(now - SWEEP_S):
+            if now >= self.next_second:
+                self.next_second = now + 1.0
                 self.engine.sample_clock(100)
                 self.recorder.seal()
             self.attend()
-        self.next_sweep = max(self.next_sweep + SWEEP_S, now)
+        self.next_sweep = max(self.next_sweep + self.sweep_s, now)
         loop.call_at(self.next_sweep, self.on_sweep)
 
     def on_gc(self, phase: str, info: dict[str, int]) -> None:

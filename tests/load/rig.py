@@ -154,10 +154,13 @@ class Rig(Taken):
         return self.collect()
 
     def reconnect(self) -> None:
-        """Connect the slots the engine left to Python, as long as the level wants them."""
-        lost = self.engine.take_lost()
-        if not self.over():
-            self.open(*lost).engine.pump()
+        """Connect the slots the engine left to Python, and let go on who is held, as long as the level wants them."""
+        for slot in self.engine.take_lost():
+            if self.engine.is_held(slot):
+                self.engine.release(slot)
+            elif not self.over():
+                self.open(slot)
+        self.engine.pump()
 
     def collect(self, seal: bool = True) -> Self:
         """Take and release the sealed blocks."""
