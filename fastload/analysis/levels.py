@@ -80,6 +80,7 @@ def level_figures(
         "failed": failed,
         "errors": rows.counts(requests.filter(pa.array(measured & ~succeeded)), "status"),
         "complete": complete,
+        "gave_up": facts.get("gave_up"),
         "measured_planned": facts.get("measured_planned"),
         "measured_done": facts.get("measured_done"),
         "others": _others(requests, measured, succeeded),

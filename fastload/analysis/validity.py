@@ -169,7 +169,8 @@ def _notes(levels: Sequence[LevelFigures], status: str, calibration: Mapping[str
         if not level["complete"]:
             planned = level["measured_planned"]
             of = f" of {planned}" if planned else ""
-            notes.append(f"c={level['level']} is incomplete: {level['measured']}{of} measured requests")
+            why = f"; {level['gave_up']}" if level["gave_up"] else ""
+            notes.append(f"c={level['level']} is incomplete: {level['measured']}{of} measured requests{why}")
     some = [level for level in levels if level["ok"]]
     if not some:
         return notes

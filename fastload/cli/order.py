@@ -158,17 +158,47 @@ options = flags.together(
             help="The same seed gives the same prompts. Without it a new one is drawn and recorded, "
             "so that a second run does not measure the prefix cache.",
         ),
-        click.option("--connect-timeout", **_time, default="10s", show_default=True),
-        click.option("--first-byte-timeout", **_time, default="10m", show_default=True),
+        click.option(
+            "--connect-timeout",
+            **_time,
+            default="10s",
+            show_default=True,
+            help="Longest wait for a connection.",
+        ),
+        click.option(
+            "--first-byte-timeout",
+            **_time,
+            default="10m",
+            show_default=True,
+            help="Longest wait for an answer to begin, up to its first token. Servers send a head, pings "
+            "and comments while a request queues: they do not end it.",
+        ),
         click.option(
             "--idle-timeout",
             **_time,
             default="60s",
             show_default=True,
-            help="Longest silence inside an answer.",
+            help="From then on the longest time without an event or a piece of one; pings and comments are none.",
         ),
-        click.option("--timeout", **_time, default="1h", show_default=True, help="Longest request."),
-        click.option("--max-failures", **_whole(1), help="Give the run up after so many failed requests."),
+        click.option(
+            "--timeout",
+            **_time,
+            default="1h",
+            show_default=True,
+            help="Longest request, whatever comes.",
+        ),
+        click.option(
+            "--max-failures",
+            **_whole(1),
+            help="Give a level up after so many failed requests in a row. Without it: when for 30 s nothing "
+            "but failures came, 10 at least and one for each stream.",
+        ),
+        click.option(
+            "--respect-retry-after",
+            is_flag=True,
+            help="After a 429 or 503 its stream waits as long as Retry-After says, up to 5 minutes. Without "
+            "it, as after any failure that repeats: 100 ms doubling to 2 s.",
+        ),
         click.option("--cpu", **_whole(0), help="Keep the measuring process on this CPU."),
         click.option(
             "--save-text", is_flag=True, help="Keep every event as it came, not only its times and sizes."
@@ -239,6 +269,7 @@ def check(typed: Mapping[str, Any]) -> Order:
         "first_byte_timeout_s": typed["first_byte_timeout"],
         "idle_timeout_s": typed["idle_timeout"],
         "timeout_s": typed["timeout"],
+        "respect_retry_after": typed["respect_retry_after"],
         "save_text": typed["save_text"],
     }
     if typed["max_failures"] is not None:

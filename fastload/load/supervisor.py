@@ -24,13 +24,12 @@ TICK_S = 0.1
 START_S = 30.0
 SLICE_REQUESTS = 256
 SLICE_BYTES_GOAL = 4 << 20
-WARMUP_LEVEL = -1
 REFUSALS = (400, 422, 500)  # how servers answer to a field they do not know; 500 where they pass it on as an argument
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load: limits in seconds, `stamp` "kernel" or "read", `max_failures` None for max(50, 3 x streams)."""
+    """How to load: limits in seconds, `stamp` "kernel" or "read", `max_failures` in a row (None: see load.patience)."""
 
     cpu: int | None = None
     connect_timeout_s: float = 10.0
@@ -38,13 +37,14 @@ class LoadOptions:
     idle_timeout_s: float = 60.0
     timeout_s: float = 3600.0
     max_failures: int | None = None
+    respect_retry_after: bool = False
     save_text: bool = False
     stamp: str = "kernel"
 
 
 @dataclass(frozen=True, slots=True)
 class LevelFacts:
-    """What the load knows of a finished level and the rows do not; stamps monotonic, in ns."""
+    """What the load knows of a finished level and the rows do not; stamps monotonic, in ns. `gave_up`: why, if so."""
 
     index: int
     concurrency: int
@@ -54,6 +54,7 @@ class LevelFacts:
     measured_planned: int | None
     measured_done: int
     instrument: dict[str, object]
+    gave_up: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +126,7 @@ def run(
     try:
         session.start()
         session.warm_up()
-        for level in plan.levels:
-            if stop.signal is not None:
-                break
-            end = session.level(level, reuse=session.kept, learn=False)
-            if end["gave_up"]:
-                stopped = f"level {level.concurrency}: {end['gave_up']}; later levels were not tried"
-                break
+        stopped = _run_levels(session)
     except DiedError as error:
         session.died = str(error)
     except TraceError as error:
@@ -148,6 +143,30 @@ def run(
         stopped=stopped,
         unwritten=unwritten,
     )
+
+
+def _run_levels(session: "_Session") -> str | None:
+    """Run every level in turn; why some were not, None if all were.
+
+    A level that gave up, or in which nothing succeeded, proves that so many streams are too many: levels with as many
+    or more are left out. Before one with fewer a request alone must succeed, else the server is gone.
+    """
+    failed: Level | None = None
+    why, left_out = "", []
+    for level in session.plan.levels:
+        if session.stop.signal is not None:
+            return why or None
+        if failed is not None and (level.concurrency >= failed.concurrency or not session.is_there()):
+            left_out.append(str(level.concurrency))
+            continue
+        end = session.level(level, reuse=session.kept, learn=False)
+        said = end["gave_up"] or end["failed"]
+        if said:
+            failed = level
+            why = f"level {level.concurrency}: {said}"
+    if len(left_out) == 1:
+        return f"{why}; level {left_out[0]} was not tried"
+    return f"{why}; levels {', '.join(left_out)} were not tried" if left_out else why or None
 
 
 def _anchor() -> dict[str, int]:
@@ -185,6 +204,7 @@ class _Session:
         self.watch, self.stop = watch, stop
         self.head = _request_head(target, plan.endpoint, key, headers)
         self.next_request = 0
+        self.warm_ups = 0
         self.kept = True
         self.facts: list[LevelFacts] = []
         self.brackets: list[dict[str, int]] = []
@@ -212,7 +232,8 @@ class _Session:
             stamp=options.stamp,
             cpu=options.cpu,
             save_text=options.save_text,
-            max_failures=max(50, 3 * streams) if options.max_failures is None else options.max_failures,
+            max_failures=options.max_failures,
+            respect_retry_after=options.respect_retry_after,
             limits={
                 "connect_s": options.connect_timeout_s,
                 "first_byte_s": options.first_byte_timeout_s,
@@ -271,15 +292,14 @@ class _Session:
         refuses or ignores that, it is not asked for. Fields that a run can do without and the server refuses are left
         out, one warm-up request each. Raises TargetError when the last of them fails.
         """
-        index = WARMUP_LEVEL
-        row = self.warm_up_once(index)
+        row = self.warm_up_once()
         while row is not None and row["http_status"] in REFUSALS:
             field = refused_field(str(row["error"]))
             fewer = self.plan if field is None else without(self.plan, field)
             if fewer is self.plan:
                 break
-            self.plan, index = fewer, index - 1
-            row = self.warm_up_once(index)
+            self.plan = fewer
+            row = self.warm_up_once()
         if row is None:
             return
         if row["status"] != "ok":
@@ -293,12 +313,19 @@ class _Session:
         if bundles and row["token_source"] == "usage" and self.plan.asks_usage:
             plain, kept = self.plan, self.kept
             self.plan = replace(plain, continuous_usage=True)
-            row = self.warm_up_once(index - 1)
+            row = self.warm_up_once()
             if row is None or row["status"] != "ok" or row["token_source"] != "continuous_usage":
                 self.plan, self.kept = plain, kept
 
-    def warm_up_once(self, index: int) -> dict[str, object] | None:
+    def is_there(self) -> bool:
+        """Does the server answer a request alone? It is a warm-up row."""
+        row = self.warm_up_once()
+        return row is not None and row["status"] == "ok"
+
+    def warm_up_once(self) -> dict[str, object] | None:
         """Send one warm-up request; its row, or None when the run was told to stop."""
+        self.warm_ups += 1
+        index = -self.warm_ups
         end = self.level(Level(index, 1, 0, None, 1), reuse=True, learn=True)
         rows = self.sink.finished(index)
         if self.stop.signal is not None:
@@ -413,6 +440,7 @@ class _Session:
                                  "unstamped", "clamped", "rebracketed", "late_sends", "clock_steps")
                 },
             },
+            gave_up=end.get("gave_up") or None,
         )
         if now.level.index >= 0:
             self.facts.append(facts)
