@@ -784,7 +784,7 @@ cdef class Engine:
         self.g[G_EVENTS] += row[F_EVENTS]
         # a first judgement, for the live display and for back-off; the trace decides by METRICS.md
         if row[F_STATUS] == 200 and not s.s.saw & C_SAW_ERROR and (
-                s.s.saw & C_SAW_FINISH or (s.s.saw & C_SAW_TEXT and (end == C_END_COMPLETE or row[F_FLAGS] & C_RF_DONE))):
+                s.s.saw & C_SAW_FINISH or (s.s.saw & C_SAW_TEXT and row[F_FLAGS] & C_RF_DONE)):
             s.failures = 0
             self.g[G_IN_ROW] = 0
             self.g[G_DONE] += 1

@@ -34,7 +34,7 @@ def words(end: int, status: int, error: int) -> str:
         return f"client_ports: no local port or file descriptor was free on this host ({why})"
     if status >= 300:
         return f"HTTP {status}"
-    return _WORDS.get(end, "an answer with an error or without text")
+    return _WORDS.get(end, "an answer with an error, without text or without an end")
 
 
 def wait_ms(failed: int, status: int = -1, head: bytes = b"") -> int:

@@ -292,6 +292,7 @@ def test_the_next_level_begins_with_free_slots() -> None:
         (head() + chunk(event("a") + b'data: {"error":{"message":"no"}}\n\n') + LAST_CHUNK, False),
         (head() + chunk(b'event: error\ndata: {"m":1}\n\n') + LAST_CHUNK, False),
         (head() + LAST_CHUNK, False),
+        (head() + chunk(event("a")) + LAST_CHUNK, False),
         (head() + chunk(DONE) + LAST_CHUNK, False),
         (head() + chunk(DELTAS[0] + b'data: {"type":"response.completed"}\n\n') + LAST_CHUNK, True),
         (head() + chunk(b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n') + LAST_CHUNK, True),

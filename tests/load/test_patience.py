@@ -87,7 +87,7 @@ def test_a_number_that_was_given_is_the_only_rule() -> None:
         (_timing.END_EOF, 200, -1, "closed by the server before the answer was complete"),
         (_timing.END_RESET, -1, 104, "reset by the server"),
         (_timing.END_TIMEOUT, 200, -1, "a time limit"),
-        (_timing.END_COMPLETE, 200, -1, "an answer with an error or without text"),
+        (_timing.END_COMPLETE, 200, -1, "an answer with an error, without text or without an end"),
     ],
 )
 def test_a_word_for_each_failure(end: int, status: int, error: int, words: str) -> None:
