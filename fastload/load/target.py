@@ -86,7 +86,7 @@ def open_target(
     if wait_ready_s is not None:
         return _wait_for(place, model, key, headers, wait_ready_s, endpoint, notice, way)
     try:
-        address, reach_ms = reach(place, way)
+        address, reach_ms = reach(place, way, notice=notice)
         with client_for(address, place.netloc, key, headers, endpoint) as client:
             listed = _listed(client, place, key)
             return _target(client, place, address, reach_ms, _chosen(place, model, listed), listed)
@@ -117,7 +117,7 @@ def _wait_for(
     """Health, then the model list, then one real completion."""
     deadline = _Deadline(place, wait_s, notice)
     notice(f"waiting up to {wait_s:g} s for {place.url}")
-    address, reach_ms = deadline.until(lambda: reach(place, way, deadline.connect_timeout_s()))
+    address, reach_ms = deadline.until(lambda: reach(place, way, deadline.connect_timeout_s(), notice))
     with client_for(address, place.netloc, key, headers, endpoint) as client:
         deadline.until(lambda: _healthy(client, place))
         notice(f"{place.url} is up; waiting for its model list")

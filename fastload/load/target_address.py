@@ -2,7 +2,9 @@
 
 import base64
 import errno
+import os
 import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -165,9 +167,14 @@ def _without_credentials(text: str) -> str:
     return f"{scheme}{slashes}{'***@' if at else ''}{host}{slash}{path}"
 
 
-def reach(place: Place, way: Way = DIRECT, timeout_s: float = CONNECT_TIMEOUT_S) -> tuple[Address, float]:
+def reach(
+    place: Place,
+    way: Way = DIRECT,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    notice: Callable[[str], None] = lambda text: None,
+) -> tuple[Address, float]:
     """Resolve the host (the proxy's if there is one) and connect to its addresses in order; the first that takes a
-    connection is chosen.
+    connection is chosen. `notice` is told which, where there are several.
 
     Returns the address and the milliseconds its connection took. Raises TargetError (a NotYetError).
     """
@@ -178,7 +185,7 @@ def reach(place: Place, way: Way = DIRECT, timeout_s: float = CONNECT_TIMEOUT_S)
     except (socket.gaierror, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise NotYetError(f"{at.url}: the name {at.host} does not resolve ({reason}); check {flag}") from None
-    failures: list[OSError] = []
+    failures: dict[str, OSError] = {}
     for family, kind, protocol, _, sockaddr in found:
         try:
             with socket.socket(family, kind, protocol) as trial:
@@ -187,8 +194,11 @@ def reach(place: Place, way: Way = DIRECT, timeout_s: float = CONNECT_TIMEOUT_S)
                 trial.connect(sockaddr)
                 reach_ms = (_timing.now_ns() - begun_ns) / 1e6
         except OSError as error:
-            failures.append(error)
+            failures[str(sockaddr[0])] = error
             continue
+        others = {str(each[4][0]) for each in found} - {str(sockaddr[0])}
+        if others:
+            notice(_choice(at.host, str(sockaddr[0]), len(others) + 1, failures))
         address = Address(
             host=str(sockaddr[0]),
             port=at.port,
@@ -200,7 +210,17 @@ def reach(place: Place, way: Way = DIRECT, timeout_s: float = CONNECT_TIMEOUT_S)
             server_name=place.host.partition("%")[0],
         )
         return address, reach_ms
-    raise NotYetError(_unreachable(at, flag, failures, timeout_s))
+    raise NotYetError(_unreachable(at, flag, list(failures.values()), timeout_s))
+
+
+def _choice(host: str, chosen: str, addresses: int, failures: Mapping[str, OSError]) -> str:
+    """The sentence that says which of a name's addresses is used."""
+    passed = "".join(f" {at} takes no connection ({_reason(error)});" for at, error in failures.items())
+    return f"{host} has {addresses} addresses:{passed} {chosen} is used for the whole run"
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else error.strerror or str(error)
 
 
 def _unreachable(at: Place, flag: str, failures: list[OSError], timeout_s: float) -> str:

@@ -255,6 +255,54 @@ def test_our_own_engine_is_known_as_simulated() -> None:
         assert look(url).simulated
 
 
+@pytest.mark.parametrize(
+    ("addresses", "words"),
+    [
+        (["127.0.0.1"], []),
+        (
+            ["::1", "127.0.0.1"],
+            [
+                "many.test has 2 addresses: ::1 takes no connection (Connection refused);"
+                " 127.0.0.1 is used for the whole run"
+            ],
+        ),
+        (
+            ["127.0.0.3", "127.0.0.2", "127.0.0.1", "::1"],
+            [
+                "many.test has 4 addresses: 127.0.0.3 takes no connection (Connection refused);"
+                " 127.0.0.2 takes no connection (Connection refused); 127.0.0.1 is used for the whole run"
+            ],
+        ),
+        (["127.0.0.1", "127.0.0.2"], ["many.test has 2 addresses: 127.0.0.1 is used for the whole run"]),
+    ],
+)
+def test_of_several_addresses_the_first_that_answers_is_used_and_said(
+    addresses: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    really = socket.getaddrinfo
+
+    def resolve(host: str, port: int, *more: Any, **named: Any) -> list[Any]:
+        if host != "many.test":
+            return list(really(host, port, *more, **named))
+        asked.append(host)
+        family = {False: socket.AF_INET, True: socket.AF_INET6}
+        return [
+            (family[":" in at], socket.SOCK_STREAM, 6, "", (at, port, 0, 0) if ":" in at else (at, port))
+            for at in addresses
+        ]
+
+    with fake({"/v1/models": models("m")}) as url:
+        port = url.rpartition(":")[2]
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        said: list[str] = []
+        target = open_target(f"http://many.test:{port}", None, None, {}, None, "chat", said.append)
+    assert said == words and asked == ["many.test"]
+    assert (target.address.host, target.address.family) == ("127.0.0.1", socket.AF_INET)
+    assert target.host_header == f"many.test:{port}"  # the server is still called by its name
+
+
 def test_localhost_is_resolved_once_to_an_address_that_answers() -> None:
     with fake({"/v1/models": models("m")}) as url:
         target = look(url.replace("127.0.0.1", "localhost"))
