@@ -310,7 +310,8 @@ cdef class Engine:
 
     def drain(self):
         """Take what the kernel has for us, up to 256 events. True when Python has something to do: a slot to connect,
-        requests to arm (fewer than `low_water` are left and the level wants more), a sealed block, the level's end."""
+        requests to arm (fewer than `low_water` are left and the level wants more), a sealed block, the level's end; or
+        no block is free (`stalled`), and all that comes stays in the kernel."""
         cdef epoll_event events[BATCH]
         cdef int n, i
         cdef int64_t until
@@ -318,7 +319,7 @@ cdef class Engine:
         if not self.recorder.ready():
             if self.stalled_at == 0:
                 self.stalled_at = mono_ns()
-            return bool(self.recorder.sealed)    # the block just sealed may be the one the other process waits for
+            return True              # the block just sealed may be the one the other process waits for
         if self.stalled_at:
             self.g[G_STALLED_NS] += mono_ns() - self.stalled_at
             self.stalled_at = 0
@@ -531,6 +532,11 @@ cdef class Engine:
     def busy(self):
         """Requests on the wire, or waiting for a fresh connection after a stale one."""
         return self.g[G_IN_FLIGHT]
+
+    @property
+    def stalled(self):
+        """Did the last drain find no block free?"""
+        return self.stalled_at != 0
 
     @property
     def stamps(self):

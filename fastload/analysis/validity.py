@@ -17,7 +17,9 @@ STAMP_ERROR_SUSPECT = 0.01  # of TTFT or ITL
 TURNAROUND_SUSPECT = 0.01  # of the latency
 DELAY_SUSPECT = 0.5  # of an ITL: the client then falls behind the stream it reads
 CPU_SUSPECT = 0.80
+STALL_SUSPECT = 0.01  # of the level
 BOOKKEEPING_LIMIT = 0.001
+BURST_EVENTS = 4  # in one read, on average: servers put two or three together at an answer's ends
 UNUSABLE_STAMPS_LIMIT = 0.01  # of the successful rows
 
 
@@ -72,6 +74,11 @@ def _broken(level: LevelFigures) -> list[str]:
     if ok and level["complete"] and level["window_s"] is None:
         found.append("all slots were never busy at once: no rates")
 
+    for name, what in _NO_CONNECTION.items():
+        count = level["errors"].get(name, 0)
+        if count >= (level["level"] if name == "connect" else 1):
+            found.append(f"{count} {what}: the load was not held")
+
     for count, what in (
         (checks["rows_out_of_order"], "have stamps that run backwards"),
         (checks["ok_without_ttft"], "have no first token"),
@@ -79,6 +86,13 @@ def _broken(level: LevelFigures) -> list[str]:
         if ok and count / ok > UNUSABLE_STAMPS_LIMIT:
             found.append(f"{count} of {ok} successful requests {what}")
     return found
+
+
+# Of connections refused as many count as a level has streams: then each stood without one, once on average.
+_NO_CONNECTION = {
+    "connect": "connections could not be had, the server was away",
+    "client_ports": "connections found no local port or file descriptor free on this host",
+}
 
 
 def _doubts(level: LevelFigures, calibration: Mapping[str, Any]) -> list[str]:
@@ -112,6 +126,12 @@ def _doubts(level: LevelFigures, calibration: Mapping[str, Any]) -> list[str]:
             early = f" ({level['early_stops']} of {level['ok']} stopped early)" if name == "outputs" else ""
             found.append(f"{name} have {actual:.4g} tokens on average, {planned:.4g} were asked for{early}")
 
+    stalled_s, wall_s = (level["instrument"]["stalled_ms"] or 0.0) / 1e3, level["wall_s"]
+    if wall_s and stalled_s / wall_s > STALL_SUSPECT:
+        found.append(
+            f"the measuring process stood still for {_plain(stalled_s * 1e3)} ms, {_percent(stalled_s / wall_s)} of"
+            " the level: events came faster than the trace could be written"
+        )
     cpu = level["instrument"]["cpu_share"]
     if cpu is not None and cpu > CPU_SUSPECT:
         found.append(f"the measuring process used {_percent(cpu)} of its CPU")
@@ -171,6 +191,12 @@ def _notes(levels: Sequence[LevelFigures], status: str, calibration: Mapping[str
             of = f" of {planned}" if planned else ""
             why = f"; {level['gave_up']}" if level["gave_up"] else ""
             notes.append(f"c={level['level']} is incomplete: {level['measured']}{of} measured requests{why}")
+    notes.extend(
+        f"WARNING: c={level['level']}: {level['failed']} of {level['measured']} measured requests failed"
+        f" ({_counted(level['errors'])}) and are in no percentile"
+        for level in levels
+        if level["failed"]
+    )
     some = [level for level in levels if level["ok"]]
     if not some:
         return notes
@@ -180,6 +206,7 @@ def _notes(levels: Sequence[LevelFigures], status: str, calibration: Mapping[str
         _delay_note,
         _turnaround_note,
         _coalesced_note,
+        _burst_note,
         _process_note,
         _rtt_note,
         _in_flight_note,
@@ -229,6 +256,26 @@ def _coalesced_note(levels: Sequence[LevelFigures]) -> list[str]:
         f"coalesced stamps (upper bounds): {_percent(coalesced['coalesced_share'])} of text events"
         f" (worst level, c={coalesced['level']}); clamped: {_percent(clamped['clamped_share'])}"
     ]
+
+
+def _burst_note(levels: Sequence[LevelFigures]) -> list[str]:
+    """Warn of events that come many at a time though the client reads in time: a gateway collects them."""
+    worst = _worst(levels, _events_a_burst)
+    if worst is None:
+        return []
+    return [
+        f"WARNING: events come in bursts, {_plain(_events_a_burst(worst) or 0.0)} at a time (c={worst['level']}):"
+        " something before the client collects them; TTFT and ITL are those of the bursts"
+    ]
+
+
+def _events_a_burst(level: LevelFigures) -> float | None:
+    """Return the events of a read where most share one and the client's own delay does not explain it."""
+    together, gap_us = level["instrument"]["events_per_read"], _us(level["icl_ms"]["mean"])
+    delay_us = level["client_delay_us"]["p50"]
+    if together is None or delay_us is None or together < BURST_EVENTS or (level["coalesced_share"] or 0.0) < 0.5:
+        return None
+    return float(together) if delay_us < together * gap_us / 2 else None
 
 
 def _process_note(levels: Sequence[LevelFigures]) -> list[str]:

@@ -28,6 +28,7 @@ from fastload.load import connections, patience, shared, tls
 SWEEP_S = 0.1  # how often time limits are looked at: four times within the shortest, but not without end
 SHORTEST_SWEEP_S = 0.005
 BATCH = 256  # events one drain takes
+STALL_REST_S = 0.001
 WARMUP_FAILURES = 3  # a server that takes no connection now is not waited for: nothing was measured yet
 KEPT_WAIT_S = 0.3  # how long after the warm-up's answer a closing server is waited for
 CONNECTS_AT_ONCE = 128  # listen queues are often that long
@@ -88,6 +89,7 @@ class Measurer:
         self.failing_since = (0, 0.0)  # (successes then, loop time) since when nothing but failures came
         self.gave_up = ""
         self.most_failures: int | None = 0  # in a row that this level may have; None: while there is hope
+        self.resting = False
         self.gc_pauses = 0
         self.lag_max_ns = 0
         self.tls_facts: dict[str, object] | None = None
@@ -316,6 +318,21 @@ class Measurer:
         """The engine's descriptor is readable. Mostly drain has nothing to say and this is all the Python there is."""
         if self.engine.drain():
             self.attend()
+            if self.engine.stalled and not self.resting:
+                self.rest()
+
+    def rest(self) -> None:
+        """No block is free: the descriptor stays readable, and asking again and again would take the core from the
+        process that is to free one."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.engine.fileno())
+        self.resting = True
+        loop.call_later(STALL_REST_S, self.resume)
+
+    def resume(self) -> None:
+        """Look at the wire again."""
+        self.resting = False
+        asyncio.get_running_loop().add_reader(self.engine.fileno(), self.on_wire)
 
     def attend(self) -> None:
         """What drain left to Python: blocks, connections, requests, the level's end."""

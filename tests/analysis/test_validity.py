@@ -78,6 +78,14 @@ def test_a_sound_run_is_valid_and_still_says_everything(level: dict[str, Any]) -
         ({"checks.rows_without_events": 2}, "2 rows have no entry in tokens"),
         ({"checks.events_without_row": 2}, "2 entries of tokens have no row"),
         ({"measured_done": 61}, "1 measured requests finished but have no row"),
+        (
+            {"measured": 62, "errors": {"connect": 2}},
+            "2 connections could not be had, the server was away: the load was not held",
+        ),
+        (
+            {"measured": 61, "errors": {"client_ports": 1}},
+            "1 connections found no local port or file descriptor free on this host: the load was not held",
+        ),
         ({"measured_planned": 62}, "2 planned measured requests have no row"),
         ({"checks.bookkeeping_error": 0.0011}, "differ by 0.11 %"),
         ({"in_flight_mean": 1.89}, "in flight 1.89 of 2 (-5.5 %)"),
@@ -104,6 +112,7 @@ def test_invalid(level: dict[str, Any], changes: dict[str, Any], words: str) -> 
         ),
         ({"instrument.cpu_share": 0.81}, "used 81 % of its CPU"),
         ({"clamped_share": 0.011}, "of ITL"),
+        ({"instrument.stalled_ms": 13.0, "wall_s": 1.2}, "stood still for 13 ms, 1.1 % of the level"),
         ({"coalesced_share": 0.5, "client_delay_us.p99": 300.0}, "stamp error 150 us is 1.5 % of TTFT"),
         ({"client_delay_us.p99": 5100.0}, "client delay P99 5,100 us is 51 % of an ITL"),
         ({"turnaround_us.mean": 500.0}, "slots stood free 500 us between requests"),
@@ -151,10 +160,39 @@ def test_client_delay_alone_is_no_doubt_with_kernel_stamps(level: dict[str, Any]
 
 
 def test_connect_failures_do_not_use_up_the_plan(level: dict[str, Any]) -> None:
-    plan = {"measured_planned": 60, "measured": 63, "failed": 3, "errors": {"connect": 3}}
+    plan = {"measured_planned": 60, "measured": 61, "failed": 1, "errors": {"connect": 1}}
     assert verdict([change(level, plan)])["status"] == "valid"
-    lost = {"measured_planned": 60, "measured": 60, "ok": 57, "failed": 3, "errors": {"connect": 3}}
+    lost = {"measured_planned": 60, "measured": 60, "ok": 59, "failed": 1, "errors": {"connect": 1}}
     assert verdict([change(level, lost)])["status"] == "invalid"
+
+
+def test_failures_are_said_with_their_kinds(level: dict[str, Any]) -> None:
+    some = {"measured_planned": 60, "measured": 60, "ok": 57, "failed": 3, "errors": {"reset": 1, "timeout": 2}}
+    found = verdict([change(level, some)])
+    line = "WARNING: c=2: 3 of 60 measured requests failed (reset 1, timeout 2) and are in no percentile"
+    assert found["status"] == "valid" and line in found["notes"]
+
+
+def test_a_level_that_was_given_up_says_why(level: dict[str, Any]) -> None:
+    cut = {"complete": False, "gave_up": "9 requests failed in a row", "measured": 12, "measured_planned": 60}
+    assert "c=2 is incomplete: 12 of 60 measured requests; 9 requests failed in a row" in (
+        verdict([change(level, cut)], status="failed")["notes"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({"coalesced_share": 0.98, "instrument.events_per_read": 50.0}, True),
+        ({"coalesced_share": 0.98, "instrument.events_per_read": 3.0}, False),
+        ({"coalesced_share": 0.2, "instrument.events_per_read": 50.0}, False),
+        # the client itself is late: that is said elsewhere
+        ({"coalesced_share": 0.98, "instrument.events_per_read": 50.0, "client_delay_us.p50": 400_000.0}, False),
+    ],
+)
+def test_a_gateway_that_collects_events_is_named(level: dict[str, Any], changes: dict[str, Any], warned: bool) -> None:
+    notes = verdict([change(level, changes)])["notes"]
+    assert any(note.startswith("WARNING: events come in bursts, 50 at a time (c=2)") for note in notes) == warned
 
 
 def test_nothing_measured_is_invalid() -> None:

@@ -4,9 +4,8 @@ import socket
 import time
 from dataclasses import dataclass
 
-from scripted import DONE, LAST_CHUNK, Call, Script, answer, chunk, event, head
+from scripted import DONE, FINISH, LAST_CHUNK, Call, Script, answer, chunk, event, head
 
-FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 ERROR = b'data: {"error":{"message":"CUDA out of memory","type":"server_error","code":500}}\n\n'
 WHOLE = answer("one", "two", "three")
 TEXT = chunk(event("one"))

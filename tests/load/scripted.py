@@ -28,6 +28,7 @@ from typing import Any, cast
 WAIT_S = 20.0  # no test waits longer: past it, it has failed
 LINGER = struct.pack("ii", 1, 0)
 
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -64,8 +65,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 def answer(*texts: str, close: bool = False) -> bytes:
     """A whole chunked answer: a text event for each of `texts`, finish, usage, [DONE]."""
-    finish = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
-    events = [*(event(text) for text in texts), finish, usage(len(texts)), DONE]
+    events = [*(event(text) for text in texts), FINISH, usage(len(texts)), DONE]
     return head(close=close) + b"".join(chunk(data) for data in events) + LAST_CHUNK
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from rig import Taken
-from scripted import DONE, LAST_CHUNK, WAIT_S, Call, body_of, chunk, event, head, quick, serve
+from scripted import DONE, FINISH, LAST_CHUNK, WAIT_S, Call, body_of, chunk, event, head, quick, serve
 
 from fastload import _client, _timing
 from fastload.load import shared
@@ -262,6 +262,35 @@ def test_cancel_waits_for_a_free_block() -> None:
         process.take(0)
         assert process.await_message("level_done")["cancelled"]
         assert sorted(row["request"] for row in process.rows) == [0, 1, 2, 3]
+
+
+def test_a_full_memory_is_waited_for_and_nothing_is_late_by_it() -> None:
+    idle_s = 0.3
+
+    def script(call: Call) -> None:
+        call.send(head())
+        for _ in range(40):
+            call.send(chunk(event("a")))
+            call.sleep(0.03)
+        call.finish(chunk(FINISH + DONE) + LAST_CHUNK)
+
+    with serve(script) as server, measurer(server.port, idle_s=idle_s) as process:
+        process.taking = False
+        step = _timing.block_bytes()
+        for index in range(1, _timing.BLOCKS):  # as if the supervisor were far behind
+            struct.pack_into("<q", process.blocks, index * step, SEALED)
+        process.level(4)
+        assert process.await_message("sealed")["index"] == 0  # each second the open block is sealed
+        since = time.monotonic()
+        while time.monotonic() - since < 2 * idle_s:
+            process.listen(0.05)
+        assert process.live.counters()["done"] == 0
+        process.taking = True
+        process.take(0)
+        process.await_message("level_done")
+        assert process.live.counters()["stalled_ns"] > 0
+        assert {row["end"] for row in process.rows} == {_timing.END_COMPLETE}
+        assert all(len(process.stream(row["request"])) == 42 for row in process.rows)
 
 
 def test_nobody_listens() -> None:
