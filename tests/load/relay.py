@@ -71,7 +71,11 @@ def proxy(answer: bytes | None = None) -> Iterator[Proxy]:
     seen = Proxy()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except asyncio.IncompleteReadError:  # it only looked whether anybody listens
+            writer.close()
+            return
         seen.heads.append(head)
         if answer is not None:
             writer.write(answer)
