@@ -11,7 +11,8 @@
 # kernel keeps one stamp a read, that of the last segment.
 
 cdef enum Http:
-    HEAD, UNTIL_CLOSE, LENGTH, CHUNK_SIZE, CHUNK_EXT, CHUNK_DATA, CHUNK_END, TRAILER, COMPLETE, BROKEN
+    HEAD, UNTIL_CLOSE, LENGTH, CHUNK_SIZE, SIZE_PAD, SIZE_LF, CHUNK_EXT, CHUNK_DATA, CHUNK_END, CHUNK_LF, TRAILER
+    COMPLETE, BROKEN
 
 cdef enum:
     HEAD_LIMIT = 65536
@@ -75,6 +76,7 @@ cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, i
     """One read. `used` gets the bytes taken; less than n only when the message ended before them."""
     cdef const char *start = p
     cdef const char *end = p + n
+    cdef const char *nl
     cdef Py_ssize_t take
     cdef int code = FEED_MORE, digit
     cdef char c
@@ -98,14 +100,17 @@ cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, i
                     code = message_end(s, rec)
                 else:
                     s.http = CHUNK_END
-        elif s.http == CHUNK_END:
-            if p[0] == c'\r' and p + 1 < end:
+        elif s.http == CHUNK_END or s.http == CHUNK_LF:
+            if p[0] == c'\r' and s.http == CHUNK_END:
+                s.http = CHUNK_LF
                 p += 1
+                if p == end:
+                    continue
             if p[0] == c'\n':
                 s.http = CHUNK_SIZE
                 s.remain = 0
                 s.digits = 0
-            elif p[0] != c'\r':
+            else:
                 code = broken(s, b"a chunk is longer than its size says", FEED_MALFORMED)
             p += 1
         elif s.http == CHUNK_SIZE:
@@ -126,31 +131,47 @@ cdef int feed(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t stamp, i
             elif p[0] == c'\n' or (p[0] == c'\r' and p + 1 < end and p[1] == c'\n'):
                 p += 1 if p[0] == c'\n' else 2
                 chunk_sized(s)
-            elif p[0] == c'\r' or p[0] == c';' or p[0] == c' ' or p[0] == c'\t':
-                p += 1
+            else:
+                s.http = SIZE_PAD
+                s.head.n = 0         # from here on the bytes of blanks and extensions, or of trailers
+        elif s.http == SIZE_PAD:
+            # some servers pad the number with blanks; anything else that is not its line's end makes it no number
+            c = p[0]
+            if c == c'\n':
+                chunk_sized(s)
+            elif c == c'\r':
+                s.http = SIZE_LF
+            elif c == c';':
                 s.http = CHUNK_EXT
+            elif c == c' ' or c == c'\t':
+                code = head_limit(s, 1)
             else:
                 code = broken(s, b"a chunk size that is no hex number", FEED_MALFORMED)
-        elif s.http == CHUNK_EXT:
-            p = <const char *>memchr(p, c'\n', end - p)
-            if p == NULL:
-                p = end
+            p += 1
+        elif s.http == SIZE_LF:
+            if p[0] == c'\n':
+                chunk_sized(s)
             else:
-                p += 1
+                code = broken(s, b"a chunk size that is no hex number", FEED_MALFORMED)
+            p += 1
+        elif s.http == CHUNK_EXT:
+            nl = <const char *>memchr(p, c'\n', end - p)
+            code = head_limit(s, (end if nl == NULL else nl) - p)
+            p = end if nl == NULL else nl + 1
+            if nl != NULL and code == FEED_MORE:
                 chunk_sized(s)
         elif s.http == TRAILER:
-            # `digits` counts the bytes of the trailer line so far: an empty line ends the message
+            # `digits` counts the bytes of the trailer line so far, -1 is a lone CR: an empty line ends the message
             c = p[0]
             p += 1
-            if c == c'\n':
-                if s.digits == 0:
-                    code = message_end(s, rec)
-                s.digits = 0
-            elif c != c'\r':
-                s.digits += 1
-                s.head.n += 1
-                if s.head.n > HEAD_LIMIT:
-                    code = broken(s, b"trailers of more than 64 KB", FEED_LIMIT)
+            code = head_limit(s, 1)
+            if code == FEED_MORE:
+                if c == c'\n':
+                    if s.digits <= 0:
+                        code = message_end(s, rec)
+                    s.digits = 0
+                else:
+                    s.digits = -1 if s.digits == 0 and c == c'\r' else 1
         elif s.http == HEAD:
             code = head_bytes(s, rec, &p, end)
         elif s.http == UNTIL_CLOSE:
@@ -193,6 +214,11 @@ cdef inline void chunk_sized(Stream *s) noexcept nogil:
     else:
         s.http = TRAILER
         s.head.n = 0
+
+cdef inline int head_limit(Stream *s, Py_ssize_t n) noexcept nogil:
+    s.head.n += n
+    return FEED_MORE if s.head.n <= HEAD_LIMIT else \
+        broken(s, b"chunk extensions or trailers of more than 64 KB", FEED_LIMIT)
 
 cdef int message_end(Stream *s, Rec *rec) noexcept nogil:
     cdef int code = sse_end(s, rec)
@@ -256,17 +282,20 @@ cdef int head_done(Stream *s, Rec *rec) noexcept nogil:
     cdef char *nl
     cdef char *value
     cdef char *colon
-    cdef Py_ssize_t size
+    cdef const char *word
+    cdef const char *rest
+    cdef Py_ssize_t size, n
     cdef int64_t length = -1, parsed
-    cdef bint chunked = False, other_coding = False, old, close = False, keep = False
+    cdef bint coded = False, chunked = False, other_coding = False, old, close = False, keep = False
     cdef bint plain = False
     # "HTTP/1.x NNN"
-    if s.head.n < 12 or memcmp(p, b"HTTP/1.", 7) != 0 or p[8] != c' ':
+    if s.head.n < 13 or memcmp(p, b"HTTP/1.", 7) != 0 or not c'0' <= p[7] <= c'9' or p[8] != c' ':
         return broken(s, b"the answer is not HTTP/1.x", FEED_MALFORMED)
     s.row[F_STATUS] = digits3(p + 9)
-    if s.row[F_STATUS] < 100 or c'0' <= p[12] <= c'9':
+    if s.row[F_STATUS] < 100 or not (p[12] == c' ' or p[12] == c'\r' or p[12] == c'\n'):
         return broken(s, b"the status line has no three-digit status", FEED_MALFORMED)
     old = p[7] == c'0'
+    unfold(p, end)
     p = <char *>memchr(p, c'\n', end - p) + 1
     while p < end:
         nl = <char *>memchr(p, c'\n', end - p)
@@ -281,24 +310,27 @@ cdef int head_done(Stream *s, Rec *rec) noexcept nogil:
                 size -= 1
             while size and (value[size - 1] == c' ' or value[size - 1] == c'\r' or value[size - 1] == c'\t'):
                 size -= 1
+            rest = value
             if is_name(p, colon, b"transfer-encoding", 17):
                 # the last coding decides; any other than chunked (gzip) makes the body unreadable as events
-                if size >= 7 and strncasecmp(value + size - 7, b"chunked", 7) == 0:
-                    chunked = True
-                    other_coding = other_coding or size > 7
-                elif not (size == 8 and strncasecmp(value, b"identity", 8) == 0):
-                    other_coding = True
+                while next_word(&rest, value + size, &word, &n):
+                    chunked = is_word(word, n, b"chunked", 7)
+                    if not is_word(word, n, b"identity", 8):
+                        coded = True
+                        other_coding = other_coding or not chunked
             elif is_name(p, colon, b"content-length", 14):
                 parsed = decimal(value, size)
                 if parsed < 0 or (length >= 0 and parsed != length):
                     return broken(s, b"a content-length that is no single number", FEED_MALFORMED)
                 length = parsed
             elif is_name(p, colon, b"connection", 10):
-                close = close or has_word(value, size, b"close", 5)
-                keep = keep or has_word(value, size, b"keep-alive", 10)
+                while next_word(&rest, value + size, &word, &n):
+                    close = close or is_word(word, n, b"close", 5)
+                    keep = keep or is_word(word, n, b"keep-alive", 10)
             elif is_name(p, colon, b"content-encoding", 16):
-                if size and not (size == 8 and strncasecmp(value, b"identity", 8) == 0):
-                    s.row[F_FLAGS] |= C_RF_ENCODED
+                while next_word(&rest, value + size, &word, &n):
+                    if not is_word(word, n, b"identity", 8):
+                        s.row[F_FLAGS] |= C_RF_ENCODED
             elif is_name(p, colon, b"content-type", 12):
                 plain = has_word(value, size, b"application/json", 16) or has_word(value, size, b"text/html", 9)
         p = nl + 1
@@ -314,8 +346,9 @@ cdef int head_done(Stream *s, Rec *rec) noexcept nogil:
     if s.row[F_STATUS] == 200 and not plain and not s.row[F_FLAGS] & C_RF_ENCODED:
         s.sse = 1
         s.row[F_FLAGS] |= C_RF_SSE
-    if chunked and length >= 0:
-        return broken(s, b"both a content-length and chunks", FEED_MALFORMED)
+    if coded and length >= 0:
+        return broken(s, b"both a content-length and a transfer coding", FEED_MALFORMED)
+    close = close or (old and coded)     # RFC 9112 6.1: HTTP/1.0 knows no codings, so its framing may be a guess
     if not close and (keep or not old) and (chunked or length >= 0 or s.row[F_STATUS] == 204 or s.row[F_STATUS] == 304):
         s.row[F_FLAGS] |= C_RF_KEEPALIVE
     if s.row[F_STATUS] == 204 or s.row[F_STATUS] == 304:
@@ -340,7 +373,37 @@ cdef enum:
     BLOB_BODY_KIND = 3
 
 cdef bint is_name(const char *p, const char *colon, const char *name, Py_ssize_t n) noexcept nogil:
-    return colon - p == n and strncasecmp(p, name, n) == 0
+    return is_word(p, colon - p, name, n)
+
+cdef void unfold(char *p, char *end) noexcept nogil:
+    # a line that starts with a blank goes on with the one before (RFC 9112 5.2)
+    while True:
+        p = <char *>memchr(p, c'\n', end - p)
+        if p + 1 == end:
+            return
+        if p[1] == c' ' or p[1] == c'\t':
+            p[0] = c' '
+            if (p - 1)[0] == c'\r':
+                (p - 1)[0] = c' '
+        p += 1
+
+cdef bint next_word(const char **at, const char *end, const char **word, Py_ssize_t *n) noexcept nogil:
+    # the next element of a list with commas, without the blanks around it; empty ones are none
+    cdef const char *p = at[0]
+    cdef const char *last
+    while p < end and (p[0] == c',' or p[0] == c' ' or p[0] == c'\t'):
+        p += 1
+    word[0] = p
+    while p < end and p[0] != c',':
+        p += 1
+    at[0] = last = p
+    while last > word[0] and ((last - 1)[0] == c' ' or (last - 1)[0] == c'\t'):
+        last -= 1
+    n[0] = last - word[0]
+    return n[0] > 0
+
+cdef bint is_word(const char *p, Py_ssize_t n, const char *word, Py_ssize_t size) noexcept nogil:
+    return n == size and strncasecmp(p, word, n) == 0
 
 cdef bint has_word(const char *p, Py_ssize_t n, const char *word, Py_ssize_t size) noexcept nogil:
     cdef Py_ssize_t i

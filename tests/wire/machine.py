@@ -67,7 +67,9 @@ def run(
     row = parser.finish()
     recorder.seal()
     _drain(recorder, memory, arena, blocks)
-    return _answer(code, used, row, blocks)
+    answer = _answer(code, used, row, blocks)
+    answer.why = parser.why
+    return answer
 
 
 def _drain(recorder: t.Recorder, memory: bytearray, arena: int, blocks: list[t.Block]) -> None:

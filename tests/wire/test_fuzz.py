@@ -156,10 +156,17 @@ def test_head_limit() -> None:
 
 
 def test_trailer_limit() -> None:
-    trailers = b"X: " + b"x" * 65533
+    trailers = b"X: " + b"x" * 32762 + b"\r\nY: " + b"y" * 32762
     answer = STREAM + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"
     assert code_of(answer + trailers + b"\r\n\r\n") == 1
-    assert code_of(answer + trailers + b"x\r\n\r\n") == -6
+    assert code_of(answer + trailers + b"y\r\n\r\n") == -6
+
+
+@pytest.mark.parametrize("extension", [b";", b" "])
+def test_chunk_extension_limit(extension: bytes) -> None:
+    answer = STREAM + b"Transfer-Encoding: chunked\r\n\r\n0" + extension
+    assert code_of(answer + b" " * 65535 + b"\n\n") == 1
+    assert code_of(answer + b" " * 65537) == -6
 
 
 @pytest.mark.parametrize(

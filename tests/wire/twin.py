@@ -7,6 +7,7 @@ Warning  Where we leave the specifications on purpose, the rule stands in the do
 """
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ DELTAS = {
     "response.refusal.delta": t.CH_REFUSAL,
 }
 BLOCKS = {"text": t.CH_CONTENT, "thinking": t.CH_REASONING, "partial_json": t.CH_TOOL}
+FOLD = re.compile(rb"\r?\n(?=[ \t])")  # a header line that goes on in the next (RFC 9112 5.2)
 
 
 @dataclass(slots=True)
@@ -44,9 +46,13 @@ class Event:
 
 @dataclass(slots=True)
 class Answer:
-    """All that one exchange came to. `code` is that of the last feed or eof; `used` bytes were the message's."""
+    """All that one exchange came to. `code` is that of the last feed or eof; `used` bytes were the message's.
+
+    `why` is the machine's alone: what was malformed.
+    """
 
     code: int = 0
+    why: str | None = None
     used: int = 0
     status: int = -1
     framing: int = 0
@@ -154,21 +160,23 @@ class _Message:
             if status >= 200:
                 break
             answer.status = -1  # an interim answer: the real one follows
-        coding = [c.strip() for c in headers.get("transfer-encoding", "").lower().split(",") if c.strip()]
+        coding = words(headers, "transfer-encoding")
         lengths = headers.get("content-length")
-        options = headers.get("connection", "").lower().replace(",", " ").split()
+        options = words(headers, "connection")
         kind = headers.get("content-type", "").lower()
-        answer.encoded = headers.get("content-encoding", "identity").lower() != "identity" or any(
+        answer.encoded = any(c != "identity" for c in words(headers, "content-encoding")) or any(
             c not in ("chunked", "identity") for c in coding
         )
         answer.sse = status == 200 and not answer.encoded
         answer.sse = answer.sse and "application/json" not in kind and "text/html" not in kind
         chunked = coding[-1:] == ["chunked"]
-        if lengths is not None and not lengths.isdecimal():
+        coded = any(c != "identity" for c in coding)
+        if lengths is not None and not re.fullmatch("[0-9]{1,17}", lengths):
             raise Ended(-5, self.at)
-        if chunked and lengths is not None:
+        if coded and lengths is not None:
             raise Ended(-5, self.at)  # RFC 9112 6.3: an error to report, not one to guess about
-        persistent = "close" not in options and (self.version == 1 or "keep-alive" in options)
+        persistent = "close" not in options and (self.version > 0 or "keep-alive" in options)
+        persistent = persistent and not (self.version == 0 and coded)  # RFC 9112 6.1
         delimited = chunked or lengths is not None or status in (204, 304)
         answer.keepalive = persistent and delimited
         if status in (204, 304):
@@ -207,15 +215,15 @@ class _Message:
             if not line:
                 break
             lines.append(line)
-        first = lines[0]
-        if not first.startswith(b"HTTP/1.") or first[8:9] != b" " or not first[9:12].isdigit():
+        head = FOLD.sub(lambda fold: b" " * len(fold[0]), self.wire[start : self.at])
+        first, *lines = [line.removesuffix(b"\r") for line in head.split(b"\n")[:-2]]
+        matched = re.fullmatch(rb"HTTP/1\.([0-9]) ([1-9][0-9][0-9])( .*|)", first, re.DOTALL)
+        if not matched:
             raise Ended(-5, self.at)
-        self.version = int(first[7:8])
-        status = int(first[9:12])
-        if status < 100 or first[12:13].isdigit():
-            raise Ended(-5, self.at)
+        self.version = int(matched[1])
+        status = int(matched[2])
         headers: dict[str, str] = {}
-        for line in lines[1:]:
+        for line in lines:
             name, colon, value = line.decode("latin-1").partition(":")
             if colon and name.endswith((" ", "\t")):
                 raise Ended(-5, self.at)
@@ -227,7 +235,7 @@ class _Message:
             if colon:
                 headers[name] = value
         if status >= 200:
-            answer.head = self.wire[start : self.at]
+            answer.head = head
             self.head_end = self.at
         return status, headers
 
@@ -246,16 +254,12 @@ class _Message:
             self._take(size)
             data_end = self.at
             self.chunk_tails[data_end] = data_end
-            for byte in b"\r\n":
-                if self.at >= len(self.wire):
-                    raise Ended(0, self.at)
-                if self.wire[self.at] == byte:
-                    self.at += 1
-                    self.chunk_tails[data_end] = self.at
-                elif byte == 0x0A:
-                    raise Ended(-5, self.at + 1)
+            try:
+                self._line_end()
+            finally:
+                self.chunk_tails[data_end] = self.at
         start = self.at
-        while self._line(HEAD_LIMIT + 2 + self.at - start):
+        while self._line(HEAD_LIMIT - (self.at - start)):
             pass  # trailers
 
     def _chunk_size(self) -> int:
@@ -266,15 +270,39 @@ class _Message:
                 raise Ended(-6, self.at)
         if self.at >= len(self.wire):
             raise Ended(0, self.at)
-        if self.at == start or chr(self.wire[self.at]) not in "\r\n; \t":
+        size = self.wire[start : self.at]
+        if not size:
             raise Ended(-5, self.at + 1)
-        size = int(self.wire[start : self.at], 16)
-        self._line()  # extensions
-        return size
+        start = self.at
+        while self.wire[self.at : self.at + 1] in (b" ", b"\t"):  # some servers pad the number
+            self.at += 1
+        if self.wire[self.at : self.at + 1] == b";":
+            line_end = self.wire.find(b"\n", self.at)
+            self.at = line_end if line_end >= 0 else len(self.wire)
+        # the semicolon does not count
+        if self.at - start - (b";" in self.wire[start : self.at]) > HEAD_LIMIT:
+            raise Ended(-6, self.at)
+        self._line_end()
+        return int(size, 16)
+
+    def _line_end(self) -> None:
+        """LF or CRLF, and nothing else."""
+        for byte in b"\r\n":
+            if self.at >= len(self.wire):
+                raise Ended(0, self.at)
+            if self.wire[self.at] == byte:
+                self.at += 1
+            elif byte == 0x0A:
+                raise Ended(-5, self.at + 1)
 
     def own_end(self, place: int) -> int:
         """Where an event that ends at `place` is over, with the CRLF of its chunk if it fills it to the end."""
         return self.chunk_tails.get(place, place)
+
+
+def words(headers: dict[str, str], name: str) -> list[str]:
+    """The elements of a header that is a list, in lower case; empty ones are none (RFC 9110 5.6.1)."""
+    return [word for part in headers.get(name, "").lower().split(",") if (word := part.strip(" \t"))]
 
 
 # ---------------------------------------------------------------- event streams
