@@ -9,7 +9,7 @@ Nothing here knows a socket, so all of it can be fuzzed, twinned and timed by fe
 * the byte machine (`_wire.pxi`, `_scan.pxi`): HTTP/1.1 answer -> event stream -> one record an event, without
   parsing JSON.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
@@ -22,10 +22,22 @@ cdef extern from * nogil:
     static inline void fl_store(int64_t *p, int64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline int64_t fl_load(int64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline int fl_log2(unsigned long long v) { return 63 - __builtin_clzll(v); }
+    /* ASCII that stands for itself in a JSON string: no control, quote or backslash. One byte, and eight at once. */
+    static const unsigned char fl_plain[256] = {[' ' ... '!'] = 1, ['#' ... '['] = 1, [']' ... 127] = 1};
+    static inline int fl_plain8(const char *p) {
+        const unsigned long long ones = ~0ULL / 255, tops = ones << 7;
+        unsigned long long w, quote, slash;
+        __builtin_memcpy(&w, p, 8);
+        quote = w ^ ones * '"';
+        slash = w ^ ones * '\\\\';
+        return !((w | ((w - ones * 0x20) & ~w) | ((quote - ones) & ~quote) | ((slash - ones) & ~slash)) & tops);
+    }
     """
     void fl_store(int64_t *p, int64_t v)
     int64_t fl_load(int64_t *p)
     int fl_log2(unsigned long long v)
+    const uint8_t fl_plain[256]
+    int fl_plain8(const char *p)
 
 cdef extern from "<string.h>" nogil:
     void *memmem(const void *haystack, size_t haystacklen, const void *needle, size_t needlelen)
