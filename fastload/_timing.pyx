@@ -6,8 +6,8 @@ Nothing here knows a socket, so all of it can be fuzzed, twinned and timed by fe
 * `Histogram`: log-linear counts with a relative error below 0.4 %, which add and travel as bytes;
 * `Recorder`: the columns of a run in blocks of shared memory. Recording is an append; the other process reads
   sealed blocks only;
-* the byte machine (`_wire.pxi`, `_scan.pxi`): HTTP/1.1 answer -> event stream -> one record an event, without
-  parsing JSON.
+* the byte machine (`_wire.pxi`, `_head.pxi`, `_scan.pxi`, `_json.pxi`): HTTP/1.1 answer -> event stream -> one
+  record an event, without parsing JSON.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -480,5 +480,7 @@ def release_block(memory, int index, Py_ssize_t events=EVENTS, Py_ssize_t rows=R
     fl_store(<int64_t *>&view[index * block_bytes(events, rows, arena)], BLOCK_FREE)
 
 
+include "_json.pxi"
 include "_scan.pxi"
+include "_head.pxi"
 include "_wire.pxi"

@@ -234,3 +234,92 @@ def test_any_keys_anywhere(events: list[dict[str, Any]], roomy: bool) -> None:
     separators = (", ", ": ") if roomy else (",", ":")
     raws = [json.dumps(value, separators=separators).encode() for value in events for _ in (0, 1)]
     assert [said for event in scanned(*raws) if (said := contradiction(event))] == []
+
+
+TOKEN = '{"id":"a1","n":[-1,2.50e+3,0.07],"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\\x", "\\u12", "\\u1g34", "\t", "\x00", "\\", 'a"b', "\udc80", "\udce4\udcb8", "\udcc0\udc80"],
+)
+@pytest.mark.parametrize("before", [0, 2])
+def test_text_that_is_no_json_string(text: str, before: int) -> None:
+    """First, and behind two like it: controls, escapes nobody knows, bytes that are no UTF-8, a quote too many."""
+    raws = [(TOKEN % word).encode("utf-8", "surrogateescape") for word in [*["hello"] * before, text]]
+    *others, event = scanned(*raws)
+    assert event.channel == t.CH_ODD and event.payload == raws[-1]
+    assert all(other.bytes == 5 for other in others)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"choices"', '"choices" '),
+        (":[-1,", " : [ -1 , "),
+        ("-1", "-0"),
+        ("-1", "1E-09"),
+        ('"a1"', '"\\u00e9\\n"'),
+        ("null", "null,\t\"x\":{\"y\":[{},[],true,false]}"),
+        ("[-1,2.50e+3,0.07]", "[" * 60 + "]" * 60),
+    ],
+)
+def test_json_in_every_spelling(old: str, new: str) -> None:
+    (event,) = scanned((TOKEN % "hello").replace(old, new).encode())
+    assert (event.channel, event.bytes) == (t.CH_CONTENT, 5) and contradiction(event) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("-1", "01"),
+        ("-1", "-"),
+        ("-1", "1."),
+        ("-1", ".5"),
+        ("-1", "1e"),
+        ("-1", "NaN"),
+        ("-1", "+1"),
+        ("-1", "9" * 5000),
+        ("-1,", "-1,,"),
+        ("-1,", "-1 "),
+        ('"n":', '"n"'),
+        ('"n":', '"n"::'),
+        ('"n":', "n:"),
+        ("null}", "null,}"),
+        ("null", "None"),
+        ("null", "nul"),
+        ('"a1"', "'a1'"),
+        ('"a1"', '"\n"'),
+        ('"id"', '"i\\d"'),
+        ("}]}", "}]]"),
+        ("}]}", "}]}}"),
+        ("[-1,2.50e+3,0.07]", "[" * 2000 + "]" * 2000),
+    ],
+)
+def test_what_is_no_json_is_left_to_the_parser(old: str, new: str) -> None:
+    (event,) = scanned((TOKEN % "hello").replace(old, new).encode())
+    assert event.channel == t.CH_ODD
+
+
+def test_counts_that_only_look_alike() -> None:
+    """Continuous usage: the digits of numbers may vary, but not into something else."""
+    head = '{"choices":[{"index":0,"delta":{"content":"a"}}],"usage":{"completion_tokens":%s,"total_tokens":9}}'
+    told = [("1", 1), ("10", 10), ("11", 11), ("2147483646", 2147483646)]
+    told[2:2] = [(count, None) for count in ("07", "1e3", "1.0", "-1", "12345678901", "2147483648")]
+    events = scanned(*((head % count).encode() for count, _ in told))
+    assert [None if e.channel == t.CH_ODD else e.tokens for e in events] == [n for _, n in told]
+
+
+changes = st.lists(
+    st.tuples(st.floats(0, 1), st.integers(0, 2), st.text('{}[]":,\\u0e1-. \tnull', max_size=2)), min_size=1, max_size=3
+)
+
+
+@given(objects | typed, changes)
+def test_changed_json(value: dict[str, Any], edits: list[tuple[float, int, str]]) -> None:
+    whole = raw = json.dumps(value)
+    for share, removed, added in edits:
+        at = int(len(raw) * share)
+        raw = raw[:at] + added + raw[at + removed :]
+    events = scanned(whole.encode(), raw.encode(), raw.encode(), whole.encode())
+    assert [said for event in events if (said := contradiction(event))] == []
