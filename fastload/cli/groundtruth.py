@@ -30,7 +30,7 @@ from fastload.load.target import Address, Target
 from fastload.plan import Level, Plan
 from fastload.sim import _emit, truth
 from fastload.trace import RunWriter, create_run, open_run
-from fastload.trace.writer import level_dir
+from fastload.trace.layout import level_dir
 
 ROUNDS = 4
 BIG_ROUNDS = 3  # from 1024 on

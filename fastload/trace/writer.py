@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from fastload import _timing
 from fastload.errors import PlanError, TraceError
+from fastload.trace.layout import KINDS, level_dir, part_name
 from fastload.trace.rows import LevelRows
 from fastload.trace.schema import DEFINITIONS_VERSION, REQUESTS_LAYOUT, SCHEMA_VERSION, TOKENS_LAYOUT
 from fastload.trace.tables import Batch, RowContext
@@ -41,7 +42,6 @@ PART_INTERVAL_NS: Final = 50 * 10**9  # or so long after the last: with its writ
 WAITING_BYTES: Final = 512 << 20  # rows that wait for a disk to take them; with more the run is ended
 DISK_FAULTS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO}  # not the user's mistake
 TEMPORARY: Final = ".tmp"
-WARMUP_INDEX: Final = -1
 
 # Every key of manifest.json; what the caller does not give is null.
 MANIFEST_KEYS: Final = (
@@ -109,7 +109,7 @@ class RunWriter:
             planned=planned,
             save_text=self._save_text,
         )
-        for kind in ("requests", "tokens"):
+        for kind in KINDS:
             folder = self.path / kind / directory
             try:
                 folder.parent.mkdir(exist_ok=True)  # not its parents: a run that vanished is not made again
@@ -331,18 +331,6 @@ def create_run(
     return writer
 
 
-def level_dir(index: int, concurrency: int) -> str:
-    """The directory of a level under requests/ and tokens/: `03-c8`; `warmup` for index -1, `warmup-2` for -2."""
-    if index >= 0:
-        return f"{index:02d}-c{concurrency}"
-    return "warmup" if index == WARMUP_INDEX else f"warmup-{-index}"
-
-
-def part_name(number: int) -> str:
-    """The file name of a part."""
-    return f"part-{number:03d}.parquet"
-
-
 def write_part(path: Path, table: pa.Table, layout: dict[str, object]) -> None:
     """Write a Parquet file whole and synced, or not at all. TraceError names the path."""
     temporary = path.with_name(path.name + TEMPORARY)
@@ -398,10 +386,11 @@ def own_process() -> dict[str, object]:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is no such process."""
+    """When a process started, in clock ticks since boot; None if there is no such process, or only its exit code."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(stat.rpartition(")")[2].split()[19])  # field 22; the name in brackets may hold anything
+        fields = stat.rpartition(")")[2].split()  # from field 3 on; the name in brackets may hold anything
+        return None if fields[0] in ("Z", "X") else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from fastload import _timing as t
 from fastload.trace.tables import RowContext
+
+sys.path.insert(0, str(Path(__file__).parent))  # for written.py, beside the tests that use it
 
 MS = 1_000_000
 

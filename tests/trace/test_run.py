@@ -20,48 +20,15 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from written import MS, SENT, begun, facts, two_answers, whole_run
 
 from fastload import _timing as t
 from fastload.errors import PlanError, TraceError
-from fastload.load.supervisor import LevelFacts
 from fastload.trace import open_run, schema, writer
-from fastload.trace.writer import RunWriter, create_run
+from fastload.trace.layout import level_dir, level_dirs, number_of
+from fastload.trace.writer import create_run
 
-MS = 1_000_000
-SENT = 1764500000123456789
-MANIFEST: dict[str, object] = {"target": {"url": "http://127.0.0.1:8000/v1", "model": "m"}, "simulated": True}
 SCHEMA_MD = Path(schema.__file__).with_name("SCHEMA.md")
-
-
-def facts(index: int, concurrency: int) -> LevelFacts:
-    return LevelFacts(index, concurrency, True, SENT, SENT + 1, 2, 2, {"gc_pauses": 0})
-
-
-def begun(output: Path, *levels: tuple[int, int], **options: Any) -> RunWriter:
-    run = create_run(output, "test", MANIFEST, **options)
-    for index, concurrency in levels:
-        run.begin_level(index, concurrency, lambda request: 32, 64)
-    return run
-
-
-def two_answers(recording: Any, level: int = 0, first: int = 0) -> Any:
-    made = recording(level)
-    made.chat(first, SENT, [60, 20, 20], usage=3)
-    made.chat(first + 1, SENT + 7, [40, 10], usage=2, finish="length")
-    return made.blocks()[0]
-
-
-def whole_run(output: Path, recording: Any) -> RunWriter:
-    run = begun(output, (-1, 1), (0, 1))
-    run.add_block(two_answers(recording, -1))
-    run.end_level(facts(-1, 1))
-    run.add_block(two_answers(recording, 0, 2))
-    run.end_level(facts(0, 1))
-    run.begin_level(1, 8, lambda request: None, 64)
-    run.add_block(two_answers(recording, 1, 4))
-    run.end_level(facts(1, 8))
-    run.close("complete", verdict="valid")
-    return run
 
 
 def test_a_run_directory(tmp_path: Path, recording: Any) -> None:
@@ -338,89 +305,7 @@ def test_a_directory_that_vanished_is_named(tmp_path: Path, recording: Any) -> N
             write()
 
 
-# ---------------------------------------------------------------- opening what is not in order
-
-
-def cut_off(output: Path, recording: Any) -> Path:
-    """A run whose supervisor died in its second level, with half a file left."""
-    run = begun(output, (0, 1))
-    run.add_block(two_answers(recording))
-    run.end_level(facts(0, 1))
-    run.begin_level(1, 8, lambda request: None, 64)
-    run.add_block(two_answers(recording, 1, 2))
-    run.finished(1)
-    run._flush(run._levels[1])  # a part inside the level, by age
-    (run.path / "tokens/01-c8/part-001.parquet").write_bytes(b"")
-    (run.path / "requests/01-c8/part-001.parquet.tmp").write_bytes(b"PAR1half")
-    dead = subprocess.Popen([sys.executable, "-P", "-c", ""])
-    dead.wait()
-    run.update_manifest(supervisor={**writer.own_process(), "pid": dead.pid})
-    return run.path
-
-
-def test_a_crash_is_finished_and_said(tmp_path: Path, recording: Any) -> None:
-    path = cut_off(tmp_path, recording)
-    run = open_run(path)
-    assert run.manifest["status"] == "crashed"
-    said = "\n".join(run.notes)
-    assert "supervisor ended without closing it" in said
-    assert "level 01-c8 has no end: 2 requests were saved of it" in said
-    assert "half-written file left by a crash, ignored: requests/01-c8/part-001.parquet.tmp" in said
-    assert "tokens without their requests, ignored: tokens/01-c8/part-001.parquet" in said
-    assert run.requests()["request"].to_pylist() == run.tokens()["request"].to_pylist() == [0, 1, 2, 3]
-    levels: Any = run.manifest["levels"]
-    assert [(level["dir"], level["complete"], level["measured_done"]) for level in levels] == [
-        ("00-c1", True, 2),
-        ("01-c8", False, 2),
-    ]
-    assert not list(path.rglob("*.tmp"))
-    assert "opened: the run was cut off" in (path / "run.log").read_text()
-    again = open_run(path)
-    assert again.manifest == run.manifest
-    assert again.notes == ("tokens without their requests, ignored: tokens/01-c8/part-001.parquet",)
-
-
-def test_a_crash_is_only_said_where_nothing_may_be_written(tmp_path: Path, recording: Any) -> None:
-    path = cut_off(tmp_path, recording)
-    before = sorted((one, one.stat().st_mtime_ns) for one in path.rglob("*"))
-    run = open_run(path, repair=False)
-    assert run.manifest["status"] == "crashed"
-    assert sorted((one, one.stat().st_mtime_ns) for one in path.rglob("*")) == before
-
-
-def test_a_level_the_manifest_does_not_know(tmp_path: Path, recording: Any) -> None:
-    path = cut_off(tmp_path, recording)
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, "levels": None}))
-    levels: Any = open_run(path).manifest["levels"]
-    assert [(level["index"], level["concurrency"], level["dir"]) for level in levels] == [
-        (0, 1, "00-c1"),
-        (1, 8, "01-c8"),
-    ]
-
-
-def test_a_living_run_is_left_alone(tmp_path: Path, recording: Any) -> None:
-    run = begun(tmp_path, (0, 1))
-    run.add_block(two_answers(recording))
-    leftover = run.path / "requests/00-c1/part-000.parquet.tmp"
-    leftover.write_bytes(b"")
-    opened = open_run(run.path)
-    assert opened.notes == ("this run is still being written",)
-    assert opened.manifest["status"] == "running"
-    assert leftover.exists()
-    assert opened.requests().num_rows == 0
-    assert opened.requests().schema.names == [name for name, *_ in schema.REQUESTS_COLUMNS]
-
-
-def test_a_run_of_another_host_is_not_judged(tmp_path: Path, recording: Any) -> None:
-    path = cut_off(tmp_path, recording)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["supervisor"]["host"] = "elsewhere"
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    run = open_run(path)
-    assert run.notes == ("this run was being written on elsewhere: whether it still is cannot be told here",)
-    assert run.manifest["status"] == "running"
-    assert run.requests().num_rows == 4
+# ---------------------------------------------------------------- opening what is no run, or damaged
 
 
 @pytest.mark.parametrize(
@@ -479,21 +364,17 @@ def test_an_older_file_without_a_column_stays_readable(tmp_path: Path, recording
     assert open_run(path).requests("00-c1")["due_late"].to_pylist() == [None, None]
 
 
-def test_a_corrupt_part_does_not_stop_the_recovery(tmp_path: Path, recording: Any) -> None:
-    path = cut_off(tmp_path, recording)
-    (path / "requests/01-c8/part-000.parquet").write_bytes(b"PAR1")
-    run = open_run(path)
-    assert any("corrupt file: requests/01-c8/part-000.parquet" in note for note in run.notes)
-    assert run.manifest["status"] == "crashed"
-
-
 def test_parts_come_in_order_beyond_a_thousand() -> None:
-    from fastload.trace.reader import _number
-
-    assert sorted(["part-1000.parquet", "part-999.parquet", "part-002.parquet"], key=_number) == [
+    assert sorted(["part-1000.parquet", "part-999.parquet", "part-002.parquet"], key=number_of) == [
         "part-002.parquet",
         "part-999.parquet",
         "part-1000.parquet",
     ]
-    assert _number("100-c8") == 100
-    assert _number("warmup") == -1
+    assert number_of("100-c8") == 100
+    assert number_of("warmup") == -1
+
+
+def test_warm_ups_come_before_the_levels(tmp_path: Path) -> None:
+    for index, concurrency in ((2, 4), (-2, 1), (10, 64), (-1, 1), (0, 1)):
+        (tmp_path / "requests" / level_dir(index, concurrency)).mkdir(parents=True)
+    assert level_dirs(tmp_path) == ("warmup", "warmup-2", "00-c1", "02-c4", "10-c64")
