@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastload.cli.display import Display, Narrator, one_line
@@ -68,26 +68,26 @@ class Record:
             self._hear("SIGHUP: the terminal is gone, the run goes on")
         if self._brake.signum is not None:
             self._hear(f"{signal.Signals(self._brake.signum).name}: stopping")
-        self._write_progress("running", None, None)
+        self._write_progress("running", verdict=None, exit_code=None, why=())
         if self._writer is not None:
             self._writer.write_old()
 
-    def end(self, status: str, verdict: Mapping[str, Any] | None, exit_code: int, why: str) -> None:
-        """The run is over: say how it ended, and why if that is not by its plan."""
+    def end(self, status: str, verdict: Mapping[str, Any] | None, exit_code: int, why: Sequence[str]) -> None:
+        """The run is over: say how it ended, and why if that did not go well."""
         self._narrator.end()
         if verdict is not None:
             self._log(f"verdict: {verdict['status']}")
             for text in (*verdict["reasons"], *verdict["notes"]):
                 self._log(text)
-        self._log(f"{status}{': ' * bool(why)}{why}")
-        self._write_progress(status, verdict, exit_code)
+        self._log(": ".join([status, *(["; ".join(why)] if why else [])]))
+        self._write_progress(status, verdict=verdict, exit_code=exit_code, why=why)
 
     def _hear(self, sentence: str) -> None:
         if sentence not in self._heard:
             self._heard.add(sentence)
             self._log(sentence)
 
-    def _write_progress(self, status: str, verdict: Mapping[str, Any] | None, exit_code: int | None) -> None:
+    def _write_progress(self, status: str, **end: object) -> None:
         from fastload._timing import realtime_ns
         from fastload.trace.writer import utc_text
 
@@ -99,8 +99,7 @@ class Record:
             "updated_utc": utc_text(realtime_ns()),
             **dataclasses.asdict(self._last),
             "finished": self._finished,
-            "verdict": verdict,
-            "exit_code": exit_code,
+            **end,
         }
         try:
             self._writer.progress(state)

@@ -17,7 +17,6 @@ from fastload.errors import TraceError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastload.cli.order import Order
     from fastload.load.supervisor import Outcome
     from fastload.trace import Run, RunWriter
 
@@ -114,16 +113,16 @@ def _faults(outcome: Outcome) -> list[str]:
     return [why for why in (outcome.died, outcome.stopped) if why is not None]
 
 
-def show(end: End, path: Path, asked: Order) -> None:
+def show(end: End, path: Path, *, as_json: bool, quiet: bool, strict: bool) -> None:
     """Put the result on stdout and say where the run lies; on stderr, in one line, why it is not whole."""
     if end.summary is not None:
-        _print(end.summary, asked.as_json)
+        _print(end.summary, as_json)
         mark = "SIMULATED run" if end.summary["simulated"] else "run"
-        if not asked.as_json:
+        if not as_json:
             click.echo(f"{mark} in {path}")
-        elif not asked.quiet:
+        elif not quiet:
             click.echo(f"{mark} in {path}", err=True)
-    why = display.one_line("; ".join(end.why(asked.strict)))
+    why = display.one_line("; ".join(end.why(strict)))
     if not why:
         return
     rest = f"; finished levels and rows so far are in {path}" if end.faults else ""
@@ -133,9 +132,9 @@ def show(end: End, path: Path, asked: Order) -> None:
 def _print(summary: Mapping[str, Any], as_json: bool) -> None:
     """JSON alone, or the table (for a terminal of its width, else plain)."""
     if as_json:
-        from fastload.analysis.summary import as_json as text
+        from fastload.analysis import summary as summaries
 
-        click.echo(text(summary), nl=False)
+        click.echo(summaries.as_json(summary), nl=False)
         return
     from fastload.report import tables
 

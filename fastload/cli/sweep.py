@@ -102,10 +102,10 @@ def _run(
         end = result.at_once(writer, outcome) if stop.at_once else result.conclude(writer, outcome)
     why = end.why(asked.strict)
     code = exit_code(brake.signum or outcome.interrupted, why)
-    told.end(end.status, end.verdict, code, "; ".join(why))
+    told.end(end.status, end.verdict, code, why)
     shown.close()
     try:
-        result.show(end, writer.path, asked)
+        result.show(end, writer.path, as_json=asked.as_json, quiet=asked.quiet, strict=asked.strict)
     except OSError as error:  # EPIPE stays a BrokenPipeError
         if asked.as_json or not brake.hung_up:
             raise OSError(

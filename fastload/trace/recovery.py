@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 
 from fastload import _timing
 from fastload.errors import TraceError
+from fastload.load.identity import lives, own_process
 from fastload.trace.layout import KINDS, level_dirs, part_names, parts
-from fastload.trace.writer import TEMPORARY, own_process, process_start, utc_text, write_json
+from fastload.trace.writer import TEMPORARY, utc_text, write_json
 
 LOCK_NS: Final = 2 * 10**9  # how long another opener may take to put a run in order
 SET_ASIDE: Final = ".corrupt"
@@ -29,17 +30,14 @@ SET_ASIDE: Final = ".corrupt"
 
 def still_written(directory: Path, supervisor: object) -> str | None:
     """A note if the run's supervisor lives, or if nobody can tell from here (another host or container)."""
-    if not isinstance(supervisor, dict):
-        return None
-    own = own_process()
-    if supervisor.get("host") != own["host"] or supervisor.get("namespace") != own["namespace"]:
+    there = lives(supervisor)
+    if there is None:
+        assert isinstance(supervisor, dict)
         return (
             f"this run was being written on {supervisor.get('host')}: whether it still is cannot be told here"
             f"{_last_sign(directory)}"
         )
-    pid, start = supervisor.get("pid"), supervisor.get("start")
-    lives = supervisor.get("boot") == own["boot"] and isinstance(pid, int) and process_start(pid) == start
-    return "this run is still being written" if lives and start is not None else None
+    return "this run is still being written" if there else None
 
 
 def _last_sign(directory: Path) -> str:

@@ -16,7 +16,6 @@ import dataclasses
 import errno
 import os
 import shutil
-import socket
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ import pyarrow.parquet as pq
 
 from fastload import _timing
 from fastload.errors import PlanError, TraceError
+from fastload.load.identity import own_process
 from fastload.trace.layout import KINDS, level_dir, part_name
 from fastload.trace.rows import LevelRows
 from fastload.trace.schema import DEFINITIONS_VERSION, REQUESTS_LAYOUT, SCHEMA_VERSION, TOKENS_LAYOUT
@@ -371,44 +371,6 @@ def _remove(temporary: Path) -> None:
 def utc_text(utc_ns: int) -> str:
     """An instant as text, exact to the nanosecond: 2026-11-30T22:18:01.123456789Z."""
     return f"{datetime.fromtimestamp(utc_ns // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{utc_ns % 10**9:09d}Z"
-
-
-def own_process() -> dict[str, object]:
-    """What names this process beyond its pid, so that a reader can tell whether it still lives."""
-    pid = os.getpid()
-    return {
-        "pid": pid,
-        "start": process_start(pid),
-        "boot": _boot_id(),
-        "namespace": _pid_namespace(),
-        "host": socket.gethostname(),
-    }
-
-
-def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is no such process, or only its exit code."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = stat.rpartition(")")[2].split()  # from field 3 on; the name in brackets may hold anything
-        return None if fields[0] in ("Z", "X") else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _pid_namespace() -> str | None:
-    """The kernel's name for where our pid counts; None where there is none."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return None
-
-
-def _boot_id() -> str | None:
-    """The kernel's name for this boot; None where there is none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None
 
 
 def _to_rows(requests: pa.Table) -> list[dict[str, object]]:

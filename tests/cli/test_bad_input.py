@@ -57,7 +57,7 @@ MISTAKES = [
     (["sweep", "--roundz", "3"], ["--roundz", "no such flag", "--rounds"]),
     (["sweep", "--levels"], ["--levels", "requires an argument"]),
     (["sweep", "stray"], ["stray", "fastload sweep --help"]),
-    (["swep"], ["'swep'", "sweep, models, serve-sim"]),
+    (["swep"], ["'swep'", "sweep, watch, models, serve-sim"]),
     (["--frobnicate"], ["--frobnicate", "no such flag"]),
     (["models"], ["--url", "needed"]),
     (["models", "--url", "nonsense"], ["--url nonsense", "http://nonsense"]),

@@ -17,6 +17,7 @@ from written import begun, facts, two_answers
 
 from fastload import _timing
 from fastload.errors import TraceError
+from fastload.load import identity
 from fastload.trace import open_run, recovery, schema, writer
 
 
@@ -33,7 +34,7 @@ def cut_off(output: Path, recording: Any) -> Path:
     (run.path / "requests/01-c8/part-001.parquet.tmp").write_bytes(b"PAR1half")
     dead = subprocess.Popen([sys.executable, "-P", "-c", ""])
     dead.wait()
-    run.update_manifest(supervisor={**writer.own_process(), "pid": dead.pid})
+    run.update_manifest(supervisor={**identity.own_process(), "pid": dead.pid})
     return run.path
 
 
@@ -168,10 +169,10 @@ def test_another_process_that_puts_it_in_order_is_waited_for_but_not_forever(
 @pytest.mark.parametrize("who", ["another with its pid", "nobody but its exit code"])
 def test_a_supervisor_that_is_gone(who: str, tmp_path: Path, recording: Any) -> None:
     path = cut_off(tmp_path, recording)
-    own = writer.own_process()
+    own = identity.own_process()
     child = subprocess.Popen([sys.executable, "-P", "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        started = writer.process_start(child.pid)
+        started = identity.process_start(child.pid)
         assert started is not None
         alter(path, supervisor={**own, "pid": child.pid, "start": started})
         assert open_run(path).manifest["status"] == "running"
@@ -188,7 +189,7 @@ def test_a_supervisor_that_is_gone(who: str, tmp_path: Path, recording: Any) -> 
 
 def test_a_boot_ago(tmp_path: Path, recording: Any) -> None:
     path = cut_off(tmp_path, recording)
-    alter(path, supervisor={**writer.own_process(), "boot": "another"})
+    alter(path, supervisor={**identity.own_process(), "boot": "another"})
     assert open_run(path).manifest["status"] == "crashed"
 
 
@@ -247,7 +248,7 @@ def test_a_whole_part_of_another_boot_is_not_trusted(tmp_path: Path, recording: 
     """A file that was not synced may have its end and lack its middle after a power failure."""
     path = cut_off(tmp_path, recording)
     without_name(path / "requests/01-c8/part-000.parquet")
-    alter(path, supervisor={**writer.own_process(), "boot": "another"})
+    alter(path, supervisor={**identity.own_process(), "boot": "another"})
     assert requests_of(open_run(path)) == [0, 1]
 
 
