@@ -29,17 +29,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
-def test_help_takes_less_than_a_third_of_a_second() -> None:
-    taken = []
-    for _ in range(5):
-        begun = time.monotonic()
-        subprocess.run(
-            [sys.executable, "-P", "-c", "from fastload.cli import main; main(['--help'])"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        taken.append(time.monotonic() - begun)
-    assert min(taken) < 0.3
+def test_help_takes_little_more_than_python_and_click() -> None:
+    def least(code: str) -> float:
+        taken = []
+        for _ in range(5):
+            begun = time.monotonic()
+            subprocess.run([sys.executable, "-P", "-c", code], check=True, stdout=subprocess.DEVNULL)
+            taken.append(time.monotonic() - begun)
+        return min(taken)
+
+    # pyarrow alone would be six times the whole
+    assert least("from fastload.cli import main; main(['--help'])") < 3 * least("import click")
 
 
 def test_help_lists_the_commands_and_version_says_it(run: Any) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -367,10 +366,9 @@ def test_waiting_goes_through_health_models_and_one_completion() -> None:
 
 
 def test_waiting_ends_at_its_deadline() -> None:
-    begun = time.monotonic()
     with pytest.raises(TargetError, match="not ready after 0.5 s: nothing listens") as caught:
         look(f"http://127.0.0.1:{unused_port()}", wait_s=0.5)
-    assert time.monotonic() - begun < 3 and "--wait-ready" not in str(caught.value)
+    assert "--wait-ready" not in str(caught.value)
     with (
         fake({"/v1/models": models("a"), "/health": (404, b"")}) as url,
         pytest.raises(PlanError, match="^--model b: .* it has a$"),
@@ -379,10 +377,8 @@ def test_waiting_ends_at_its_deadline() -> None:
 
 
 def test_waiting_does_not_cure_a_wrong_key() -> None:
-    begun = time.monotonic()
     with fake({"/v1/models": (401, b"")}) as url, pytest.raises(TargetError, match="API key"):
-        look(url, wait_s=60)
-    assert time.monotonic() - begun < 5
+        look(url, wait_s=3600)
 
 
 # ---- counting ----
