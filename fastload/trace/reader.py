@@ -7,6 +7,7 @@ written to is read all the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,19 +47,28 @@ class Run:
         """The events of one level's requests, or of all; columns as in schema.tokens_schema."""
         return self._table("tokens", level_dir)
 
+    def pieces(self, kind: str, level_dir: str | None = None) -> Iterator[pa.Table]:
+        """The rows of `requests` or `tokens` in their order, one row group at a time: memory holds a row group, however
+        long the run was.
+
+        TraceError as for the whole tables.
+        """
+        schema = requests_schema() if kind == "requests" else tokens_schema()
+        for path in self._files(kind, level_dir):
+            yield from _row_groups(path, schema)
+
     def _table(self, kind: str, level_dir: str | None) -> pa.Table:
         """TraceError if a part is corrupt, missing or newer, or if the run has no such level."""
+        schema = requests_schema() if kind == "requests" else tokens_schema()
+        tables = [piece for path in self._files(kind, level_dir) for piece in _row_groups(path, schema)]
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def _files(self, kind: str, level_dir: str | None) -> list[Path]:
         if level_dir is not None and level_dir not in level_dirs(self.path):
             known = ", ".join(level_dirs(self.path)) or "none"
             raise TraceError(f"{self.path} has no level {level_dir}; it has: {known}")
         names = level_dirs(self.path) if level_dir is None else (level_dir,)
-        schema = requests_schema() if kind == "requests" else tokens_schema()
-        tables = [
-            _read_part(self.path / kind / name / part, schema)
-            for name in names
-            for part in parts(self.path, name)
-        ]
-        return pa.concat_tables(tables) if tables else schema.empty_table()
+        return [self.path / kind / name / part for name in names for part in parts(self.path, name)]
 
 
 def open_run(path: Path | str, *, repair: bool = True) -> Run:
@@ -102,8 +112,8 @@ def _read_manifest(directory: Path) -> dict[str, object]:
     return manifest
 
 
-def _read_part(path: Path, schema: pa.Schema) -> pa.Table:
-    """A part in this version's columns: what an older file lacks is null."""
+def _row_groups(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The row groups of a part, in this version's columns: what an older file lacks is null."""
     try:
         with pq.ParquetFile(path) as file:
             version = version_of(file.schema_arrow)
@@ -111,11 +121,15 @@ def _read_part(path: Path, schema: pa.Schema) -> pa.Table:
                 raise TraceError(_newer(path, version))
             if version < 1:
                 raise TraceError(f"{path} is not a trace of fastload: it has no schema version")
-            table = file.read()
+            for number in range(file.num_row_groups):
+                yield _in_this_version(file.read_row_group(number), schema)
     except FileNotFoundError:
         raise TraceError(f"{path} is missing") from None
     except (OSError, pa.ArrowException) as error:
         raise TraceError(f"{path} is corrupt: {recovery.one_line(error)}") from error
+
+
+def _in_this_version(table: pa.Table, schema: pa.Schema) -> pa.Table:
     arrays = [
         table[field.name].cast(field.type)
         if field.name in table.column_names
