@@ -30,6 +30,7 @@ EXIT_FAILED = 1
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "sweep": ("fastload.cli.sweep", "sweep", "Measure a server at a list of concurrency levels."),
     "watch": ("fastload.cli.watch", "watch", "Show a running or finished run from another terminal."),
+    "reconcile": ("fastload.cli.reconcile", "reconcile", "One run's figures as other load generators compute them."),
     "models": ("fastload.cli.models", "models", "List the models a server serves."),
     "serve-sim": ("fastload.cli.serve_sim", "serve_sim", "Run the simulated engine in the foreground."),
     "calibrate": ("fastload.cli.calibrate", "calibrate", "Measure what the client itself adds on this host."),
@@ -176,7 +177,8 @@ def _click_line(error: click.ClickException) -> str:
         hint = f"; near to it: {', '.join(error.possibilities)}" if error.possibilities else ""
         return f"{error.option_name}: there is no such flag{hint}{_see_help(error)}"
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        return f"{error.param.opts[0]} is needed{_see_help(error)}"
+        name = error.param.metavar if isinstance(error.param, click.Argument) else error.param.opts[0]
+        return f"{name} is needed{_see_help(error)}"
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{error.param.opts[0]} {error.message}"
     if isinstance(error, click.UsageError):

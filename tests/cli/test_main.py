@@ -57,8 +57,10 @@ def test_help_of_a_command_lists_every_flag_and_its_own_first_line(name: str, ru
     told = run(name, "--help")
     assert told.code == 0
     for param in command.params:
-        for flag in (*param.opts, *param.secondary_opts):
-            assert (flag if isinstance(param, click.Option) else f"[{flag.upper()}]") in told.out
+        if isinstance(param, click.Argument):
+            assert (param.metavar or f"[{str(param.name).upper()}]") in told.out
+        for flag in (*param.opts, *param.secondary_opts) if isinstance(param, click.Option) else ():
+            assert flag in told.out
     if name == "sweep":  # the others say a little more there
         assert command.get_short_help_str(100).rstrip(".") == line.rstrip(".")
 
