@@ -4,7 +4,7 @@ click lives in this room only. A command's module is imported when the command i
 libraries (numpy, pyarrow, httpx, rich) inside its function, so that `fastload --help` answers at once.
 
 Exit codes: 0 valid or suspect, 1 a failed or invalid run (or a server that did not answer), 2 the user's
-mistake, 3 a `check` that missed (later), 130 / 143 on SIGINT / SIGTERM.
+mistake, 3 a `check` that missed, 130 / 143 on SIGINT / SIGTERM.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "watch": ("fastload.cli.watch", "watch", "Show a running or finished run from another terminal."),
     "reconcile": ("fastload.cli.reconcile", "reconcile", "One run's figures as other load generators compute them."),
     "compare": ("fastload.cli.compare", "compare", "Set runs side by side: axes, differences, intervals."),
+    "check": ("fastload.cli.check", "check", "Check a run against limits and another run, for CI (exit code 3)."),
     "models": ("fastload.cli.models", "models", "List the models a server serves."),
     "serve-sim": ("fastload.cli.serve_sim", "serve_sim", "Run the simulated engine in the foreground."),
     "calibrate": ("fastload.cli.calibrate", "calibrate", "Measure what the client itself adds on this host."),
