@@ -57,7 +57,7 @@ MISTAKES = [
     (["sweep", "--roundz", "3"], ["--roundz", "no such flag", "--rounds"]),
     (["sweep", "--levels"], ["--levels", "requires an argument"]),
     (["sweep", "stray"], ["stray", "fastload sweep --help"]),
-    (["swep"], ["'swep'", "sweep, watch, models, serve-sim"]),
+    (["swep"], ["'swep'", "the commands are sweep,"]),
     (["--frobnicate"], ["--frobnicate", "no such flag"]),
     (["models"], ["--url", "needed"]),
     (["models", "--url", "nonsense"], ["--url nonsense", "http://nonsense"]),
