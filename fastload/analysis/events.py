@@ -3,7 +3,7 @@
 Works on pieces of about two million events, so that a trace of any length fits: only the gaps are kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,8 +41,10 @@ class EventFigures:
     unknown: int
 
 
-def fold(requests: pa.Table, tokens: pa.Table, counted: Bools, window: Window | None) -> EventFigures:
-    """Fold the `tokens` rows of one level.
+def fold(
+    requests: pa.Table, tokens: pa.Table | Iterable[pa.Table], counted: Bools, window: Window | None
+) -> EventFigures:
+    """Fold the `tokens` rows of one level, given whole or in pieces.
 
     `counted` says for each row of `requests` whether it enters the distributions (successful and measured).
     """
@@ -86,14 +88,13 @@ def fold(requests: pa.Table, tokens: pa.Table, counted: Bools, window: Window | 
     )
 
 
-def _pieces(tokens: pa.Table) -> Iterator[pa.Table]:
-    """Cut the table by rows into pieces of about PIECE_EVENTS events."""
-    if not tokens.num_rows:
-        return
-    events = pc.sum(pc.list_value_length(tokens.column("event_ns"))).as_py() or 0
-    step = max(1, PIECE_EVENTS * tokens.num_rows // max(events, 1))
-    for start in range(0, tokens.num_rows, step):
-        yield tokens.slice(start, step)
+def _pieces(tokens: pa.Table | Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Cut each table by rows into pieces of about PIECE_EVENTS events."""
+    for table in (tokens,) if isinstance(tokens, pa.Table) else tokens:
+        events = pc.sum(pc.list_value_length(table.column("event_ns"))).as_py() or 0
+        step = max(1, PIECE_EVENTS * table.num_rows // max(events, 1))
+        for start in range(0, table.num_rows, step):
+            yield table.slice(start, step)
 
 
 def _flat(piece: pa.Table, name: str) -> Ints:

@@ -5,7 +5,7 @@ exist.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ LevelFigures: TypeAlias = dict[str, Any]
 
 DISTRIBUTIONS = (
     "ttft_ms",
+    "response_ttft_ms",
     "ttfa_ms",
     "itl_ms",
     "icl_ms",
@@ -46,16 +47,16 @@ INSTRUMENT = (
 
 def level_figures(
     requests: pa.Table,
-    tokens: pa.Table,
+    tokens: pa.Table | Iterable[pa.Table],
     facts: Mapping[str, Any],
     limits: slo.Slo | None = None,
     method: str = "nearest-rank",
 ) -> LevelFigures:
     """Return the figures of one level.
 
-    `requests` and `tokens` hold the rows of this level only (all roles). `facts` is its entry in the
-    manifest's `levels`; of a level that never ended `concurrency` is enough. `method` names the percentiles
-    ("nearest-rank" or "linear").
+    `requests` and `tokens` (one table or pieces of it) hold the rows of this level only, of all roles. `facts` is its
+    entry in the manifest's `levels`; of a level that never ended `concurrency` is enough. `method` names the
+    percentiles ("nearest-rank" or "linear").
     """
     concurrency = int(facts["concurrency"])
     measured = rows.equals(requests, "role", "measured")
@@ -70,9 +71,8 @@ def level_figures(
     values = _values(requests, ok, folded.gaps_ms)
     described = {name: distribution(values[name], method) for name in DISTRIBUTIONS}
     limits = limits or slo.Slo()
-    judgement = _judge(limits, values, described, failed, complete)
 
-    return {
+    figures: LevelFigures = {
         "level": concurrency,
         "load": {"kind": "concurrency", "value": concurrency},
         "measured": int(measured.sum()),
@@ -92,10 +92,10 @@ def level_figures(
         **_instrument(requests, ok, facts.get("instrument") or {}, folded),
         **_turnaround(requests, measured, sent, slot),
         "checks": _checks(requests, ok, described, folded, sent, end),
-        "slo_ttft": judgement.ttft,
-        "slo_tps": judgement.tps,
-        "slo": judgement.both,
     }
+    samples = {name: np.sort(values[name]) for name in ("ttft_ms", "tps")}
+    judged = slo.judge_level(limits, figures, samples)
+    return figures | {"slo_ttft": judged.ttft, "slo_tps": judged.tps, "slo": judged.both}
 
 
 def table_consistency(ttft_ms: float, itl_ms: float, n: float, latency_s: float) -> float:
@@ -107,35 +107,12 @@ def _values(requests: pa.Table, ok: Bools, gaps_ms: Floats) -> dict[str, Floats]
     """Return the values behind each distribution: per request (null ones dropped), for `icl_ms` per gap."""
     values = {
         name: rows.present(rows.floats(requests, name)[ok])
-        for name in ("ttft_ms", "ttfa_ms", "itl_ms", "tps", "latency_s", "response_latency_s")
+        for name in ("ttft_ms", "response_ttft_ms", "ttfa_ms", "itl_ms", "tps", "latency_s", "response_latency_s")
     }
     values["icl_ms"] = gaps_ms
     itl = values["itl_ms"]
     values["decode_tps"] = 1000 / itl[itl > 0]
     return values
-
-
-def _judge(
-    limits: slo.Slo,
-    values: dict[str, Floats],
-    described: dict[str, percentiles.Figures],
-    failed: int,
-    complete: bool,
-) -> slo.Judgement:
-    """Judge the level by its hurting tails, failures counted as the worst; a mean cannot count them."""
-    total = len(values["ttft_ms"]) + failed
-    ttft, tps = np.sort(values["ttft_ms"]), np.sort(values["tps"])
-    share = failed / total if total else 0.0
-    if limits.percentile == "mean":
-        pair = (rows.mean(ttft), rows.mean(tps))
-    elif limits.convention == "kimi-report":
-        pair = (percentiles.upper(ttft, 90), percentiles.upper(tps, 90))
-    else:
-        pair = (
-            percentiles.upper_with_failures(ttft, failed, 90),
-            percentiles.lower_with_failures(tps, failed, 10),
-        )
-    return slo.judge(limits, pair[0], pair[1], share, complete)
 
 
 def _others(requests: pa.Table, measured: Bools, succeeded: Bools) -> dict[str, int]:
@@ -173,9 +150,11 @@ def _rates(
 def _goodput(
     requests: pa.Table, measured: Bools, ok: Bools, span: Window | None, limits: slo.Slo
 ) -> LevelFigures:
-    """Return the share of measured requests due in the window that met all limits, and how many a second."""
+    """Return the share of measured requests due in the window that met all limits, how many a second, and of how many
+    that is a share.
+    """
     if span is None:
-        return {"goodput": None, "goodput_rps": None}
+        return {"goodput": None, "goodput_rps": None, "goodput_due": None}
     due = span.contains(rows.ints(requests, "due_ns")) & measured
     with np.errstate(invalid="ignore"):
         good = (
@@ -184,7 +163,7 @@ def _goodput(
             & (rows.floats(requests, "tps") >= limits.tps)
         )
     wanted, met = int(due.sum()), int((due & good).sum())
-    return {"goodput": met / wanted if wanted else None, "goodput_rps": met / span.seconds}
+    return {"goodput": met / wanted if wanted else None, "goodput_rps": met / span.seconds, "goodput_due": wanted}
 
 
 def _occupancy(sent: Ints, end: Ints, span: Window | None) -> LevelFigures:

@@ -120,7 +120,7 @@ PERCENTILES: dict[
 
 
 def distribution(values: Floats, method: str = "nearest-rank") -> Figures:
-    """Describe finite values: mean, p10 (low tail), p50, p90, p99, n and the 95 % intervals of p90 and p10.
+    """Describe finite values: mean, p10 (low tail), p50, p90, p99, n and the 95 % intervals of the percentiles.
 
     Every figure is in the unit of the values and None where it does not exist (no values; for an interval, a
     low n). `method` is "nearest-rank" or "linear"; intervals are order statistics either way.
@@ -135,15 +135,17 @@ def distribution(values: Floats, method: str = "nearest-rank") -> Figures:
         "p90": high(ordered, 90),
         "p99": high(ordered, 99),
         "n": n,
-        "p90_ci95": _interval(ordered, mirrored=False),
-        "p10_ci95": _interval(ordered, mirrored=True),
+        "p90_ci95": _interval(ordered, 90),
+        "p10_ci95": _interval(ordered, 90, mirrored=True),
+        "p50_ci95": _interval(ordered, 50),
+        "p99_ci95": _interval(ordered, 99),
     }
 
 
-def _interval(ordered: Floats, mirrored: bool) -> list[float] | None:
-    """Return [low, high] of the P90 interval, or of its mirror image for p10."""
+def _interval(ordered: Floats, percent: int, mirrored: bool = False) -> list[float] | None:
+    """Return [low, high] of the interval of a percentile, or of its mirror image in the low tail."""
     n = len(ordered)
-    ranks = interval_ranks(n, 90)
+    ranks = interval_ranks(n, percent)
     if ranks is None:
         return None
     low, high = (n + 1 - ranks[1], n + 1 - ranks[0]) if mirrored else ranks

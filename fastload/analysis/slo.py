@@ -1,8 +1,13 @@
-"""Service levels and the capacity they leave (METRICS.md, section 5), from figures already chosen."""
+"""Service levels and the capacity they leave (METRICS.md, section 5), from the figures of levels."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from fastload.analysis import percentiles
+from fastload.analysis.conventions import CONVENTIONS, Convention
+from fastload.analysis.percentiles import Floats
 
 FAILURE_LIMIT = 0.01
 """Largest share of failed requests a level may have and still pass."""
@@ -10,14 +15,19 @@ FAILURE_LIMIT = 0.01
 THINK_TIME_S = 45.0
 """Time a user reads and writes between two requests, as the source report takes it."""
 
+PERCENTILES = ("p50", "p90", "p99", "mean")
+"""What a limit can be asked of."""
+
+BOTH, TTFT_ONLY, TPS_ONLY, NEITHER, UNKNOWN = "both", "ttft_only", "tps_only", "neither", "unknown"
+"""What limits a level meets."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slo:
     """What a level must reach.
 
-    `ttft_ms` is an upper limit, `tps` (tok/s per user) a lower one. `percentile` is "p90" or "mean". With the
-    convention "fastload" P90 of TPS is the tail that hurts (p10: what 90 % of users get at least);
-    "kimi-report" takes the upper P90 as the source report did.
+    `ttft_ms` is an upper limit, `tps` (tok/s per user) a lower one. `percentile` is one of PERCENTILES: p90 asks that
+    90 % of the users get that much. `convention` names the rules (conventions.py).
     """
 
     ttft_ms: float = 1000.0
@@ -25,58 +35,130 @@ class Slo:
     percentile: str = "p90"
     convention: str = "fastload"
 
+    @property
+    def rules(self) -> Convention:
+        """The convention it follows."""
+        return CONVENTIONS[self.convention]
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Whether a level met its limits; None where there was no figure to judge."""
+    """Whether a level met its limits; None where there was no figure to judge.
+
+    ttft_ms, tps: the figures judged (inf and 0 where failures reach into the tail). both: also that it is complete and
+    few failed. obstacle: why a level that meets both limits does not pass: "incomplete", "failures", or None.
+    """
 
     ttft: bool | None
     tps: bool | None
     both: bool | None
+    ttft_ms: float | None = None
+    tps_tok_s: float | None = None
+    obstacle: str | None = None
+
+    @property
+    def state(self) -> str:
+        """Which limits it met, by name: BOTH, TTFT_ONLY, TPS_ONLY, NEITHER, or UNKNOWN without a figure for one."""
+        if self.ttft is None or self.tps is None:
+            return UNKNOWN
+        return (NEITHER, TPS_ONLY, TTFT_ONLY, BOTH)[2 * self.ttft + self.tps]
 
 
-def judge(
-    slo: Slo, ttft_ms: float | None, tps: float | None, failed_share: float, complete: bool
-) -> Judgement:
-    """Judge one level by figures that have failures already counted in (TTFT may be inf, TPS 0).
+def judge(slo: Slo, ttft_ms: float | None, tps: float | None, failed_share: float, complete: bool) -> Judgement:
+    """Judge one level by its figures (TTFT may be inf, TPS 0, if failures count).
 
     Each limit is judged on its own. `both` also asks that at most 1 % of the requests failed and the level is
     complete.
     """
     ttft = None if ttft_ms is None else ttft_ms <= slo.ttft_ms
     speed = None if tps is None else tps >= slo.tps
-    if ttft is None or speed is None:
-        return Judgement(ttft, speed, None)
-    return Judgement(ttft, speed, ttft and speed and complete and failed_share <= FAILURE_LIMIT)
+    few = failed_share <= FAILURE_LIMIT or not slo.rules.failures_count
+    obstacle = "incomplete" if not complete else None if few else "failures"
+    both = None if ttft is None or speed is None else ttft and speed and obstacle is None
+    return Judgement(ttft, speed, both, ttft_ms, tps, obstacle)
+
+
+def judge_level(slo: Slo, figures: Mapping[str, Any], samples: Mapping[str, Floats] | None = None) -> Judgement:
+    """Judge a level by its figures and, where there is a trace, the ascending values behind them (by distribution).
+
+    How many failed may be unknown (null): then none is taken to have.
+    """
+    failed = figures["failed"] or 0
+    share = failed / figures["measured"] if failed and figures["measured"] else 0.0
+    ttft, tps = tails(slo, figures, samples or {}, failed)
+    return judge(slo, ttft, tps, share, figures["complete"])
+
+
+def tails(
+    slo: Slo, figures: Mapping[str, Any], samples: Mapping[str, Floats], failed: int
+) -> tuple[float | None, float | None]:
+    """Return TTFT (ms) and TPS (tok/s) at the percentile asked for, None where there is none.
+
+    Of the tails that hurt, with failed requests as the worst values (a mean cannot count them). Nearest rank; without
+    samples what the table says.
+    """
+    told_ttft, told_tps = figures["ttft_ms"], figures["tps"]
+    if slo.percentile == "mean":
+        return told_ttft["mean"], told_tps["mean"]
+    percent = int(slo.percentile.removeprefix("p"))
+    low = slo.rules.tps_tail == "low"
+    if "ttft_ms" not in samples or "tps" not in samples:
+        # The median has no tail to choose.
+        speed = f"p{100 - percent}" if low else f"p{percent}"
+        return told_ttft.get(f"p{percent}"), told_tps.get(speed)
+    worst = failed if slo.rules.failures_count else 0
+    ttft = percentiles.upper_with_failures(samples["ttft_ms"], worst, percent)
+    if low:
+        return ttft, percentiles.lower_with_failures(samples["tps"], worst, 100 - percent)
+    return ttft, percentiles.upper(samples["tps"], percent)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One level as capacity sees it: its concurrency, whether it passed and its MEAN latency in seconds."""
+    """One level as capacity sees it: its concurrency, whether it passed, its mean and P90 latency in seconds."""
 
     level: int
     passed: bool | None
     latency_mean_s: float | None
+    latency_p90_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many users fit: c_max x (1 + think time / mean latency at c_max). None where no level passed."""
+    """How many users fit: c_max x (1 + think time / latency at c_max). None where no level passed.
+
+    l_mean_s: mean latency at c_max. l_p90_s: P90 there, given only where the convention counts users by it.
+    passed_above: levels that pass above a failing one: shown, not used (unless the convention takes the last).
+    """
 
     c_max: int | None
     l_mean_s: float | None
     users: int | None
     think_time_s: float
+    l_p90_s: float | None = None
+    passed_above: tuple[int, ...] = ()
 
 
-def capacity(marks: Iterable[Mark], think_time_s: float = THINK_TIME_S) -> Capacity:
-    """Return the capacity at the highest level such that it and every lower level passed."""
-    best: Mark | None = None
-    for mark in sorted(marks, key=lambda m: m.level):
-        if not mark.passed:
-            break
-        best = mark
-    if best is None or not best.latency_mean_s:
-        return Capacity(None, None, None, think_time_s)
-    users = best.level * (1 + think_time_s / best.latency_mean_s)
-    return Capacity(best.level, best.latency_mean_s, math.floor(users + 0.5), think_time_s)
+def mark(figures: Mapping[str, Any], judgement: Judgement) -> Mark:
+    """Return a level as capacity sees it."""
+    return Mark(figures["level"], judgement.both, figures["latency_s"]["mean"], figures["latency_s"]["p90"])
+
+
+def capacity(marks: Iterable[Mark], think_time_s: float = THINK_TIME_S, convention: str = "fastload") -> Capacity:
+    """Return the capacity at c_max: by default the highest level such that it and every lower level passed."""
+    rules = CONVENTIONS[convention]
+    ordered = sorted(marks, key=lambda each: each.level)
+    broken = next((at for at, each in enumerate(ordered) if not each.passed), len(ordered))
+    above = tuple(each.level for each in ordered[broken:] if each.passed)
+    candidates = [each for each in ordered if each.passed] if rules.c_max == "last" else ordered[:broken]
+    if not candidates:
+        return Capacity(None, None, None, think_time_s, passed_above=above)
+    best = candidates[-1]
+    by_p90 = rules.users_latency == "p90"
+    found = Capacity(best.level, best.latency_mean_s, None, think_time_s, best.latency_p90_s if by_p90 else None, above)
+    latency = best.latency_p90_s if by_p90 else best.latency_mean_s
+    if not latency:
+        return found
+    users = best.level * (1 + think_time_s / latency)
+    whole = math.floor(users + 0.5) if rules.users_rounding == "nearest" else math.floor(users)
+    return Capacity(found.c_max, found.l_mean_s, whole, think_time_s, found.l_p90_s, above)

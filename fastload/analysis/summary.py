@@ -12,9 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from fastload.analysis import slo
+from fastload.analysis.imported import level_figures as told_figures
+from fastload.analysis.imported import samples as told_samples
 from fastload.analysis.levels import LevelFigures, level_figures
 from fastload.analysis.validity import verdict
 from fastload.errors import TraceError
+from fastload.trace.formats.told import ToldLevel
+from fastload.trace.imported import imported, read_imported
 from fastload.trace.reader import Run
 from fastload.trace.schema import DEFINITIONS_VERSION
 from fastload.trace.writer import TEMPORARY
@@ -29,6 +33,14 @@ PERCENTILE_RULE = (
     "percentiles: nearest rank over the successful measured requests of the whole level;"
     " TPS p10 = what 90 % of users get at least; 95 % intervals by order statistics, if independent"
 )
+LINEAR_RULE = (
+    "percentiles: linear interpolation between the two nearest of the successful measured requests (numpy's default);"
+    " 95 % intervals by order statistics, if independent"
+)
+GOODPUT_RULE = (
+    "goodput: measured requests due in the window that met every limit, as a share of all measured requests due in it"
+    " (a failed one met none), and per second of it"
+)
 ITL_RULE = (
     "ITL is per request (TPOT): its percentiles are of per-request means; ICL pools the gaps between events"
 )
@@ -40,19 +52,47 @@ WARMUP_RULE = (
 
 def summarise(run: Run, limits: slo.Slo | None = None, method: str = "nearest-rank") -> dict[str, Any]:
     """Return the summary of an opened run that is over (its status is taken from the manifest)."""
-    manifest: Mapping[str, Any] = run.manifest
-    there = run.level_dirs()
-    entries = [each for each in manifest.get("levels") or [] if each["index"] >= 0 and each["dir"] in there]
-    entries.sort(key=lambda each: each["index"])
-    levels = ((each, run.requests(each["dir"]), run.tokens(each["dir"])) for each in entries)
-    summary = summarise_levels(manifest, levels, limits, method)
+    if imported(run) is not None:
+        return summarise_imported(run, read_imported(run), limits)
+    levels = (
+        (each, run.requests(each["dir"]), run.pieces("tokens", each["dir"])) for each in facts_of_levels(run)
+    )
+    summary = summarise_levels(run.manifest, levels, limits, method)
     summary["verdict"]["notes"][:0] = run.notes
     return summary
 
 
+def facts_of_levels(run: Run) -> list[Mapping[str, Any]]:
+    """Return the manifest's entries of the levels that have rows, in the order in which they ran."""
+    there = run.level_dirs()
+    listed: Any = run.manifest.get("levels") or []
+    return sorted(
+        (each for each in listed if each["index"] >= 0 and each["dir"] in there), key=lambda each: int(each["index"])
+    )
+
+
+def summarise_imported(run: Run, told: Sequence[ToldLevel], limits: slo.Slo | None = None) -> dict[str, Any]:
+    """Return the summary of a run imported from another tool's file: null where that file has no figure."""
+    limits = limits or slo.Slo()
+    source = imported(run) or {}
+    figures = [told_figures(each) for each in told]
+    for each, one in zip(figures, told, strict=True):
+        judged = slo.judge_level(limits, each, told_samples(one))
+        each |= {"slo_ttft": judged.ttft, "slo_tps": judged.tps, "slo": judged.both}
+    where = f"{source.get('file')} ({source.get('format')})"
+    notes = [
+        f"imported from {where}: its figures are by that tool's definitions (fastload reconcile names them)",
+        f"not told there, so null here: {', '.join(source.get('lacks') or ()) or 'nothing'}",
+    ]
+    if any(each["failed"] is None for each in figures):
+        notes.append("how many requests failed is not told; limits are judged as if none had")
+    verdict = {"status": "unknown", "reasons": ["imported: no trace to judge the instrument by"], "notes": notes}
+    return _summary(run.manifest, figures, limits, verdict, {"import": f"figures and percentiles: as told in {where}"})
+
+
 def summarise_levels(
     manifest: Mapping[str, Any],
-    levels: Iterable[tuple[Mapping[str, Any], pa.Table, pa.Table]],
+    levels: Iterable[tuple[Mapping[str, Any], pa.Table, pa.Table | Iterable[pa.Table]]],
     limits: slo.Slo | None = None,
     method: str = "nearest-rank",
 ) -> dict[str, Any]:
@@ -72,7 +112,27 @@ def summarise_levels(
     judged = verdict(figures, status, manifest.get("calibration"))
     judged["notes"] += _plan_notes(manifest.get("plan") or {})
     judged["notes"] += _way_notes(manifest.get("target") or {}, manifest.get("levels") or [])
-    marks = (slo.Mark(each["level"], each["slo"], each["latency_s"]["mean"]) for each in figures)
+    rules = {
+        "percentiles": PERCENTILE_RULE if method == "nearest-rank" else LINEAR_RULE,
+        "window": WINDOW_RULE,
+        "itl": ITL_RULE,
+        "goodput": GOODPUT_RULE,
+        "warmup": WARMUP_RULE,
+    }
+    return _summary(manifest, figures, limits, judged, rules)
+
+
+def _summary(
+    manifest: Mapping[str, Any],
+    figures: list[LevelFigures],
+    limits: slo.Slo,
+    judged: Mapping[str, Any],
+    rules: Mapping[str, str],
+) -> dict[str, Any]:
+    status = str(manifest.get("status", "complete"))
+    marks = [
+        slo.Mark(each["level"], each["slo"], each["latency_s"]["mean"], each["latency_s"]["p90"]) for each in figures
+    ]
     target = manifest.get("target") or {}
     return {
         "schema": SUMMARY_SCHEMA,
@@ -87,19 +147,12 @@ def summarise_levels(
             "model": target.get("model"),
             "labels": target.get("labels") or {},
         },
-        "rules": {
-            "percentiles": PERCENTILE_RULE
-            if method == "nearest-rank"
-            else "percentiles: linear interpolation",
-            "window": WINDOW_RULE,
-            "itl": ITL_RULE,
-            "warmup": WARMUP_RULE,
-        },
-        "verdict": judged,
+        "rules": dict(rules),
+        "verdict": dict(judged),
         "slo": asdict(limits),
         "levels_not_run": _not_run(manifest, figures),
         "levels": figures,
-        "capacity": asdict(slo.capacity(marks)),
+        "capacity": asdict(slo.capacity(marks, convention=limits.convention)),
     }
 
 

@@ -114,6 +114,8 @@ def test_no_values_give_nulls() -> None:
         "n": 0,
         "p90_ci95": None,
         "p10_ci95": None,
+        "p50_ci95": None,
+        "p99_ci95": None,
     }
     assert distribution(np.zeros(0), "linear")["p90"] is None
 
