@@ -1,18 +1,13 @@
 """Runs side by side: on which axis they differ, by how much at each level, and whether so few requests can say so."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from fastload.analysis import bootstrap, percentiles, rows
+from fastload.analysis import bootstrap, percentiles
+from fastload.analysis.configuration import Configuration, Level
 from fastload.analysis.figures import FIGURES, Figure, of_level
 from fastload.analysis.levels import LevelFigures
 from fastload.analysis.percentiles import Floats
-from fastload.analysis.summary import summarise
-from fastload.trace.reader import Run
 
 AXES = ("engine", "model", "hardware", "speculation", "draft_model")
 """What runs are usually compared by. Any other label is an axis too."""
@@ -34,57 +29,14 @@ BOOTSTRAP_RULE = (
 LOW_N_RULE = "low n: too few requests for an interval of that percentile (29 for P90 and p10, 299 for P99, 6 for P50)"
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One level of one run: its entry of the summary, and the per-request values behind it where there is a trace.
-
-    samples: ascending values of the successful measured requests by the key of their distribution.
-    """
-
-    figures: LevelFigures
-    samples: Mapping[str, Floats] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One run as it is compared: its summary, its manifest (or what an import knows of one), its levels."""
-
-    summary: Mapping[str, Any]
-    manifest: Mapping[str, Any]
-    levels: Mapping[int, Side]
-
-    @property
-    def name(self) -> str:
-        """The run's id."""
-        return str(self.summary["run_id"])
-
-
-def subject(run: Run) -> Subject:
-    """Return a run with the samples of its levels. TraceError for a part that cannot be read."""
-    summary = summarise(run)
-    listed: Sequence[Mapping[str, Any]] = run.manifest.get("levels") or ()  # type: ignore[assignment]
-    names = {each["concurrency"]: each["dir"] for each in listed if each["index"] >= 0}
-    sides = {each["level"]: Side(each, samples(run.requests(names[each["level"]]))) for each in summary["levels"]}
-    return Subject(summary, run.manifest, sides)
-
-
-def samples(requests: pa.Table) -> dict[str, Floats]:
-    """Return the ascending values of the successful measured requests of a level, by the key of their distribution."""
-    ok = rows.equals(requests, "role", "measured") & rows.equals(requests, "status", "ok")
-    keys = ("ttft_ms", "ttfa_ms", "itl_ms", "tps", "latency_s", "response_latency_s")
-    found = {key: np.sort(rows.present(rows.floats(requests, key)[ok])) for key in keys}
-    found["decode_tps"] = np.sort(1000 / found["itl_ms"][found["itl_ms"] > 0])
-    return found
-
-
-def compare(subjects: Sequence[Subject]) -> dict[str, Any]:
+def compare(runs: Sequence[Configuration]) -> dict[str, Any]:
     """Compare the first run with each other one: JSON values, None where there is no figure.
 
     {"runs": [{"run_id", "simulated", "verdict", "axes", "levels"}], "pairs": [{"from", "to", "axes": {name: [a, b]},
     "warnings", "levels": [{"level", "figures": {"ttft.p90": difference}}], "levels_of_one", "manifest": [..]}],
     "rules"}; a difference is that of `difference`.
     """
-    first, *others = subjects
+    first, *others = runs
     return {
         "runs": [
             {
@@ -95,14 +47,14 @@ def compare(subjects: Sequence[Subject]) -> dict[str, Any]:
                 "capacity": one.summary["capacity"],
                 "levels": [side.figures for side in one.levels.values()],
             }
-            for one in subjects
+            for one in runs
         ],
-        "pairs": [_pair(first, other, subjects) for other in others],
+        "pairs": [_pair(first, other, runs) for other in others],
         "rules": [BOOTSTRAP_RULE, LOW_N_RULE],
     }
 
 
-def _pair(old: Subject, new: Subject, everyone: Sequence[Subject]) -> dict[str, Any]:
+def _pair(old: Configuration, new: Configuration, everyone: Sequence[Configuration]) -> dict[str, Any]:
     common = [level for level in old.levels if level in new.levels]
     differing = differing_axes(old, new)
     return {
@@ -130,7 +82,7 @@ def label(name: str, statistic: str | None) -> str:
     return name if statistic is None else f"{name}.{statistic}"
 
 
-def axes(one: Subject) -> dict[str, str]:
+def axes(one: Configuration) -> dict[str, str]:
     """Return what a run says of the axes: its labels, else the model it asked for and the engine the server names."""
     target: Mapping[str, Any] = one.manifest.get("target") or {}
     said = {str(key).lower().replace("-", "_"): str(value) for key, value in (target.get("labels") or {}).items()}
@@ -139,7 +91,7 @@ def axes(one: Subject) -> dict[str, str]:
     return {name: known[name] for name in dict.fromkeys((*AXES, *known)) if name in known}
 
 
-def differing_axes(old: Subject, new: Subject) -> dict[str, list[str | None]]:
+def differing_axes(old: Configuration, new: Configuration) -> dict[str, list[str | None]]:
     """Return the axes on which two runs differ, {name: [old, new]}; what a run does not say is None.
 
     A draft model that only one run has belongs to its speculation, and is no axis of its own.
@@ -152,7 +104,7 @@ def differing_axes(old: Subject, new: Subject) -> dict[str, list[str | None]]:
 
 
 def _warnings(
-    old: Subject, new: Subject, differing: Mapping[str, Any], everyone: Sequence[Subject]
+    old: Configuration, new: Configuration, differing: Mapping[str, Any], everyone: Sequence[Configuration]
 ) -> Iterator[str]:
     if len(differing) > 1:
         names = ", ".join(differing)
@@ -166,12 +118,14 @@ def _warnings(
         if status != "valid":
             yield f"{one.name} is {status}: {'; '.join(one.summary['verdict']['reasons'])}"
     if old.summary["simulated"] != new.summary["simulated"]:
-        yield "one of the two is simulated, the other is not"
-    if old.summary["definitions"] != new.summary["definitions"]:
-        yield "the two were computed by different definitions"
+        yield "one of the two is simulated, the other does not say so"
+    tools = [(one.manifest.get("imported") or {}).get("format") or "fastload" for one in (old, new)]
+    if tools[0] != tools[1] or old.summary["definitions"] != new.summary["definitions"]:
+        whose = " and ".join(f"{tool}'s ({one.name})" for one, tool in zip((old, new), tools, strict=True))
+        yield f"figures by different definitions, {whose}: fastload reconcile says what that alone makes"
 
 
-def difference(old: Side, new: Side, figure: Figure, statistic: str | None) -> dict[str, Any]:
+def difference(old: Level, new: Level, figure: Figure, statistic: str | None) -> dict[str, Any]:
     """Return how a figure differs between two levels.
 
     {"from", "to", "difference", "ratio", "interval": [low, high] of the difference or None, "method", "n": [a, b],
@@ -188,17 +142,19 @@ def difference(old: Side, new: Side, figure: Figure, statistic: str | None) -> d
         "method": None,
         "n": counts,
         "differs": None,
-        "low_n": figure.distribution and statistic is not None and any(_too_few(n, statistic) for n in counts),
+        "low_n": False,
     }
-    if a is None or b is None or found["low_n"]:
+    if a is None or b is None:
         return found
+    if figure.distribution and statistic is not None and any(_too_few(n, statistic) for n in counts):
+        return found | {"low_n": True}
     method, interval = _interval(old, new, figure, statistic)
     if interval is not None:
         found |= {"interval": list(interval), "method": method, "differs": not interval[0] <= 0 <= interval[1]}
     return found
 
 
-def _count(side: Side, figure: Figure) -> int | None:
+def _count(side: Level, figure: Figure) -> int | None:
     if figure.distribution:
         return (side.figures.get(figure.key) or {}).get("n")
     return side.figures.get("ok")
@@ -211,7 +167,7 @@ def _too_few(n: int | None, statistic: str) -> bool:
 
 
 def _interval(
-    old: Side, new: Side, figure: Figure, statistic: str | None
+    old: Level, new: Level, figure: Figure, statistic: str | None
 ) -> tuple[str | None, tuple[float, float] | None]:
     """Return how the interval of a difference was made, and it."""
     if figure.distribution and figure.key in old.samples and figure.key in new.samples:
@@ -241,6 +197,7 @@ def edges(level: LevelFigures, figure: Figure) -> tuple[float, float] | None:
 
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("import", ("imported",)),
     ("server", ("target.facts", "target.url", "target.model")),
     ("requests", ("plan", "sampling")),
     ("client", ("fastload", "definitions", "python", "packages")),
@@ -248,16 +205,20 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """What of two manifests is set side by side, by whose affair it is."""
 
-ALWAYS_DIFFERENT = ("plan.levels", "host.load_average", "plan.prompts.texts_counted")
+ALWAYS_DIFFERENT = ("plan.levels", "host.load_average", "plan.prompts.texts_counted", "imported.lacks")
 
 
 def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what two manifests say differently: [{"group", "key", "from", "to"}]; None where one says nothing."""
+    """Return what two manifests say differently: [{"group", "key", "from", "to"}]; None where one says nothing.
+
+    Of what only one of them speaks of at all (an import knows no host, and no plan) nothing is listed.
+    """
     found: list[dict[str, Any]] = []
     a, b = dict(_flat(old)), dict(_flat(new))
     for group, prefixes in GROUPS:
         for key in dict.fromkeys((*a, *b)):
-            wanted = any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
+            both = group == "import" or all(one.get(key.partition(".")[0]) is not None for one in (old, new))
+            wanted = both and any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
             if wanted and key not in ALWAYS_DIFFERENT and a.get(key) != b.get(key):
                 found.append({"group": group, "key": key, "from": a.get(key), "to": b.get(key)})
     return found

@@ -17,9 +17,11 @@ import pyarrow.compute as pc
 from fastload.analysis import bootstrap, percentiles, reconcile_chunks, rows, window
 from fastload.analysis.reconcile_tools import OURS, TOOLS, Chunks, Definition, Tool
 from fastload.analysis.rows import NULL, Bools, Floats, Ints
+from fastload.analysis.summary import facts_of_levels
 from fastload.analysis.window import Window
 from fastload.errors import PlanError
 from fastload.trace.formats.told import Told, ToldLevel
+from fastload.trace.imported import imported
 from fastload.trace.reader import Run
 
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -62,10 +64,10 @@ def reconcile(run: Run, only: int | None = None, told: Told | None = None) -> di
     "figures", "beside"}]}; see `reconcile_level`. With `told`, another tool's file, the levels that both have, and
     beside: {"tool", "file", "n", "rows": see `gaps_to`, "lacks", "remarks"}. PlanError for a level that is not there.
     """
-    if told is not None and not {level for level, _ in _entries(run, only)} & {one.level for one in told.levels}:
-        ours = ", ".join(str(level) for level, _ in _entries(run, only))
-        theirs = ", ".join(str(one.level) for one in told.levels)
-        raise PlanError(f"--with {told.file}: no level in common; it has {theirs or 'none'}, the run {ours or 'none'}")
+    asked = levels_asked(run, only)
+    if told is not None and not {value for value, _ in asked} & {one.level for one in told.levels}:
+        theirs, ours = _listed(one.level for one in told.levels), _listed(value for value, _ in asked)
+        raise PlanError(f"--with {told.file}: no level in common; it has {theirs}, the run {ours}")
     target: Mapping[str, Any] = run.manifest.get("target") or {}  # type: ignore[assignment]
     return {
         "run_id": run.run_id,
@@ -80,14 +82,14 @@ def reconcile(run: Run, only: int | None = None, told: Told | None = None) -> di
             }
             for tool in TOOLS.values()
         },
-        "levels": list(_reconciled(run, only, told)),
+        "levels": list(_reconciled(run, asked, told)),
     }
 
 
-def _reconciled(run: Run, only: int | None, told: Told | None) -> Iterator[dict[str, Any]]:
+def _reconciled(run: Run, asked: Sequence[tuple[int, str]], told: Told | None) -> Iterator[dict[str, Any]]:
     """Yield the levels, one in memory at a time."""
     others = {} if told is None else {one.level: one for one in told.levels}
-    for value, directory in _entries(run, only):
+    for value, directory in asked:
         if told is not None and value not in others:
             continue
         level = read_level(run.requests(directory), run.pieces("tokens", directory))
@@ -132,14 +134,22 @@ def _unlike(level: Level, other: ToldLevel) -> Iterator[str]:
             yield f"its {what} had {theirs:.4g} tokens on average, ours {ours.mean():.4g} ({how})"
 
 
-def _entries(run: Run, only: int | None) -> list[tuple[int, str]]:
-    """Return (concurrency, directory) of each level of a run that has rows, in their order."""
-    entries = [each for each in run.manifest.get("levels") or [] if each["index"] >= 0]  # type: ignore[attr-defined]
-    there = [each for each in sorted(entries, key=lambda each: int(each["index"])) if each["dir"] in run.level_dirs()]
-    known = [int(each["concurrency"]) for each in there]
-    if only is not None and only not in known:
-        raise PlanError(f"--level {only}: the run has no such level; it has {', '.join(map(str, known)) or 'none'}")
-    return [(int(each["concurrency"]), str(each["dir"])) for each in there if only in (None, each["concurrency"])]
+def levels_asked(run: Run, only: int | None) -> list[tuple[int, str]]:
+    """Return (concurrency, directory) of each level of a run that has rows, in their order, or of the one asked for.
+
+    PlanError when there is no such level, or for a run that was imported and has no rows at all.
+    """
+    if imported(run) is not None:
+        raise PlanError(f"{run.path}: was imported from another tool's file and has no trace; give a run measured here")
+    known = [(int(each["concurrency"]), str(each["dir"])) for each in facts_of_levels(run)]
+    asked = [pair for pair in known if only in (None, pair[0])]
+    if only is not None and not asked:
+        raise PlanError(f"--level {only}: the run has no such level; it has {_listed(value for value, _ in known)}")
+    return asked
+
+
+def _listed(levels: Iterable[int]) -> str:
+    return ", ".join(map(str, levels)) or "none"
 
 
 def read_level(requests: pa.Table, tokens: Iterable[pa.Table]) -> Level:

@@ -69,14 +69,14 @@ def check(
     if max_regression is not None and baseline is None:
         raise PlanError("--max-regression: there is nothing to compare with; give --baseline RUN")
 
-    from fastload.analysis.compare import subject
+    from fastload.analysis.configuration import configurations
     from fastload.report import check as report
     from fastload.trace import open_run
 
-    subjects = [subject(open_run(Path(path))) for path in (run, baseline) if path is not None]
-    against = subjects[1] if len(subjects) > 1 else None
-    cases = checking.check(subjects[0], asked, against, 0.05 if max_regression is None else max_regression, strict)
-    result = checking.result(subjects[0], against, cases)
+    checked, *others = configurations([open_run(Path(path)) for path in (run, baseline) if path is not None])
+    against = others[0] if others else None
+    cases = checking.check(checked, asked, against, 0.05 if max_regression is None else max_regression, strict)
+    result = checking.result(checked, against, cases)
     for flag, file, text in (("--junit", junit, report.junit), ("--markdown", markdown, report.markdown)):
         if file is not None:
             _write(flag, file, text(result))

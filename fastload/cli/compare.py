@@ -22,11 +22,11 @@ def compare(runs: tuple[str, ...], as_json: bool) -> None:
     if len(runs) < 2:
         raise PlanError(f"RUN: {len(runs)} given; give two or more run directories")
     from fastload.analysis.compare import compare as compared
-    from fastload.analysis.compare import subject
+    from fastload.analysis.configuration import configurations
     from fastload.report import compare as report
     from fastload.trace import open_run
 
-    result = compared([subject(open_run(Path(path))) for path in runs])
+    result = compared(configurations([open_run(Path(path)) for path in runs]))
     click.echo(
         json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) if as_json else report.plain(result),
         nl=as_json,

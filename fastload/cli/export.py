@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -51,34 +52,21 @@ def export(
         raise PlanError(f"--format {form!r}: not known; give {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if form == "vllm-json" and tokens:
         raise PlanError("--tokens: vllm-json has the gaps of every request anyway; leave out --tokens")
+    from fastload.analysis.reconcile import levels_asked
     from fastload.trace import open_run
     from fastload.trace.export import write
 
     opened = open_run(Path(run))
-    entries = _entries(opened, level)
+    asked = levels_asked(opened, level)
     path = _free(output, opened.run_id if not anonymize else "run", form, tokens, force)
     if form == "vllm-json":
-        rows = _vllm(opened, entries, path, anonymize)
+        rows = _vllm(opened, asked, path, anonymize)
     else:
-        names = None if level is None else tuple(str(each["dir"]) for each in entries)
+        names = None if level is None else tuple(directory for _, directory in asked)
         rows = write(opened, path, form, events=tokens, level_dirs=names, anonymize=anonymize)
     if not quiet:
         simulated = "SIMULATED " if opened.manifest.get("simulated") else ""
         click.echo(f"{rows} {simulated}{'events' if tokens else 'requests'} in {path}")
-
-
-def _entries(run: Run, level: int | None) -> list[dict[str, Any]]:
-    """Return the manifest's levels that have rows, or the one asked for."""
-    there = run.level_dirs()
-    listed: Any = run.manifest.get("levels") or []
-    entries = [each for each in listed if each["index"] >= 0 and each["dir"] in there]
-    known = ", ".join(str(each["concurrency"]) for each in entries) or "none"
-    if level is None:
-        return entries
-    found = [each for each in entries if each["concurrency"] == level]
-    if not found:
-        raise PlanError(f"--level {level}: the run has no such level; it has {known}")
-    return found
 
 
 def _free(output: str | None, name: str, form: str, tokens: bool, force: bool) -> Path:
@@ -101,21 +89,21 @@ def _free(output: str | None, name: str, form: str, tokens: bool, force: bool) -
     return path
 
 
-def _vllm(run: Run, entries: list[dict[str, Any]], path: Path, anonymize: bool) -> int:
+def _vllm(run: Run, asked: Sequence[tuple[int, str]], path: Path, anonymize: bool) -> int:
     from fastload.analysis import reconcile, vllm_result
     from fastload.trace.export import into_place
 
-    if len(entries) != 1:
-        known = ", ".join(str(each["concurrency"]) for each in entries) or "none"
+    if len(asked) != 1:
+        known = ", ".join(str(value) for value, _ in asked) or "none"
         raise PlanError(f"--format vllm-json: holds one level; choose it with --level; the run has {known}")
-    (entry,) = entries
-    requests = run.requests(entry["dir"])
-    level = reconcile.read_level(requests, run.pieces("tokens", entry["dir"]))
+    ((concurrency, directory),) = asked
+    requests = run.requests(directory)
+    level = reconcile.read_level(requests, run.pieces("tokens", directory))
 
     def fill(temporary: Path) -> int:
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(
-                vllm_result.write_json(level, requests, run.manifest, entry["concurrency"], anonymize=anonymize)
+                vllm_result.write_json(level, requests, run.manifest, concurrency, anonymize=anonymize)
             )
         return len(level.sent)
 

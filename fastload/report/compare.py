@@ -95,7 +95,7 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
     change, ratio, interval = found["difference"], found["ratio"], found["interval"]
     bounds = "" if interval is None else f"{_signed(interval[0])} to {_signed(interval[1])}"
     if found["low_n"]:
-        says = f"low n ({' and '.join(str(n or 0) for n in found['n'])})"
+        says = f"low n ({' and '.join('not told' if n is None else str(n) for n in found['n'])})"
     else:
         says = {None: "", True: "differs", False: "may be chance"}[found["differs"]]
     return [

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from fastload.analysis import check
-from fastload.analysis.compare import Side, Subject
+from fastload.analysis.configuration import Configuration, Level
 from fastload.errors import PlanError
 
 KEYS = ("ttft_ms", "itl_ms", "tps", "latency_s")
 
 
-def level(ttft: Any = None, **more: Any) -> Side:
+def level(ttft: Any = None, **more: Any) -> Level:
     """A level of 200 requests whose TTFT is spread evenly over 90..110 % of `ttft`; all other figures are equal."""
     spread = np.linspace(0.9, 1.1, 200)
     values = {"ttft_ms": (100.0 if ttft is None else ttft) * spread, "itl_ms": 20 * spread, "tps": 30 * spread}
@@ -30,10 +30,10 @@ def level(ttft: Any = None, **more: Any) -> Side:
         for name, each in samples.items()
     }
     rates = {"aggregate_tok_s": 1000.0, "system_rps": 8.0, "rate_edge_error": 0.1}
-    return Side(figures | rates | {"measured": 200, "ok": 200, "failed": 0} | more, samples)
+    return Level(figures | rates | {"measured": 200, "ok": 200, "failed": 0} | more, samples)
 
 
-def subject(levels: dict[int, Side], status: str = "complete", verdict: str = "valid", **more: Any) -> Subject:
+def subject(levels: dict[int, Level], status: str = "complete", verdict: str = "valid", **more: Any) -> Configuration:
     summary = {
         "run_id": "r",
         "status": status,
@@ -41,7 +41,7 @@ def subject(levels: dict[int, Side], status: str = "complete", verdict: str = "v
         "verdict": {"status": verdict, "reasons": ["why"] if verdict != "valid" else [], "notes": []},
         "capacity": {"users": 427, "c_max": 32},
     }
-    return Subject(summary | more, {"target": {}, "plan": {}}, levels)
+    return Configuration(summary | more, {"target": {}, "plan": {}}, levels)
 
 
 def missed(cases: list[check.Case]) -> list[str]:
@@ -117,6 +117,8 @@ def test_a_run_that_is_not_whole_or_not_valid_misses() -> None:
     assert missed(check.check(subject({}, status="interrupted"), [])) == ["the run is valid"]
     assert missed(check.check(subject({}, verdict="suspect"), [])) == []
     assert missed(check.check(subject({}, verdict="suspect"), [], strict=True)) == ["the run is valid"]
+    assert missed(check.check(subject({}, verdict="unknown"), [])) == []  # imported: no trace to judge it by
+    assert missed(check.check(subject({}, verdict="unknown"), [], strict=True)) == ["the run is valid"]
     baseline = subject({1: level()}, verdict="invalid")
     assert missed(check.check(subject({1: level()}), [], baseline)) == ["the baseline is valid"]
 
@@ -133,9 +135,9 @@ def test_a_regression_is_large_and_its_intervals_lie_apart() -> None:
 def test_a_large_effect_that_may_be_chance_is_none() -> None:
     few = {name: np.sort(np.random.default_rng(1).exponential(100, 40)) for name in KEYS}
     many = {name: 1.2 * values for name, values in few.items()}
+    counts = {"measured": 40, "ok": 40, "failed": 0}
     sides = [
-        Side({"measured": 40, "ok": 40, "failed": 0, "ttft_ms": {"mean": float(each["ttft_ms"].mean()), "n": 40}}, each)
-        for each in (few, many)
+        Level(counts | {"ttft_ms": {"mean": float(each["ttft_ms"].mean()), "n": 40}}, each) for each in (few, many)
     ]
     (case,) = [
         one for one in check.check(subject({1: sides[1]}), [], subject({1: sides[0]})) if "ttft.mean" in one.name
@@ -170,13 +172,24 @@ def test_wilson_knows_that_no_failure_in_few_requests_is_no_proof() -> None:
     )  # Wilson 1927: z2 / (n + z2)
 
 
+def test_what_an_imported_file_does_not_tell_is_no_regression_but_keeps_no_limit() -> None:
+    told = level(system_rps=None, failed=None)
+    run = Configuration(subject({}).summary, {"imported": {"lacks": ["system_rps", "failed", "tps.p10"]}}, {1: told})
+    cases = check.check(run, [check.parse("rps>=1")], subject({1: level()}))
+    assert missed(cases) == ["rps>=1@1"]
+    silent = [case.name for case in cases if "not told" in case.says]
+    assert silent == [f"no regression of {name}@1" for name in ("tps.p10", "rps", "failure_rate")]
+
+
 def test_remarks_name_what_cannot_be_compared() -> None:
-    old, new = subject({1: level()}), subject({1: level()}, simulated=True, verdict="suspect")
+    old = subject({1: level(completion_tokens_mean=128.0)})
+    new = subject({1: level(completion_tokens_mean=100.0)}, simulated=True, verdict="suspect")
     old.manifest["plan"]["osl"], new.manifest["plan"]["osl"] = 128, 256
     new.manifest["target"]["model"] = "m"
     assert check.remarks(new, old) == [
         "the run is suspect; its figures are doubtful",
-        "one of run and baseline is simulated, the other is not",
+        "one of run and baseline is simulated, the other does not say so",
         "run and baseline differ in model (not said -> m)",
         "run and baseline differ in osl: 128 -> 256",
+        "answers at c=1 had 100 tokens on average, 128 in the baseline",
     ]

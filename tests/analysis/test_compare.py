@@ -5,16 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastload.analysis.compare import (
-    Side,
-    Subject,
-    axes,
-    compare,
-    difference,
-    differing_axes,
-    manifest_differences,
-    samples,
-)
+from fastload.analysis.compare import axes, compare, difference, differing_axes, manifest_differences
+from fastload.analysis.configuration import Configuration, Level, samples
 from fastload.analysis.figures import FIGURES
 from fastload.analysis.summary import summarise_levels
 
@@ -37,10 +29,10 @@ def run_of(make: Any) -> Any:
             entries.append((make.facts(c), *make.tables(requests)))
         summary = summarise_levels(manifest, entries)
         sides = {
-            figures["level"]: Side(figures, samples(table))
+            figures["level"]: Level(figures, samples(table))
             for figures, (_, table, _) in zip(summary["levels"], entries, strict=True)
         }
-        return Subject(summary, manifest, sides)
+        return Configuration(summary, manifest, sides)
 
     return made
 
@@ -97,7 +89,7 @@ def test_the_same_distribution_is_rarely_said_to_differ(run_of: Any) -> None:
     false_alarms = 0
     for seed in range(60):
         a, b = (
-            Side({}, {"ttft_ms": np.sort(np.random.default_rng((seed, side)).exponential(50, 80))}) for side in (0, 1)
+            Level({}, {"ttft_ms": np.sort(np.random.default_rng((seed, side)).exponential(50, 80))}) for side in (0, 1)
         )
         for side in (a, b):
             side.figures["ttft_ms"] = {"n": 80, "mean": float(side.samples["ttft_ms"].mean())}
@@ -144,3 +136,22 @@ def test_what_the_manifests_say_differently() -> None:
         ("requests", "plan.seed", 1, 2),
         ("client", "fastload", "1", "2"),
     ]
+
+
+def test_of_an_import_only_what_it_speaks_of_is_set_beside() -> None:
+    run = {"fastload": "1", "plan": {"isl": 128}, "host": {"kernel": "6"}, "target": {"model": "m", "url": "u"}}
+    told = {"fastload": "1", "plan": None, "imported": {"format": "vllm", "lacks": ["tps"]}, "target": {"model": "n"}}
+    assert [(one["group"], one["key"]) for one in manifest_differences(run, told)] == [
+        ("import", "imported.format"),
+        ("server", "target.model"),
+        ("server", "target.url"),
+    ]
+
+
+def test_figures_by_different_definitions_are_warned_of(run_of: Any) -> None:
+    ours = run_of("ours", {1: ttfts(50, 40)})
+    theirs = run_of("theirs", {1: ttfts(50, 40)})
+    theirs.manifest["imported"] = {"format": "vllm"}
+    (pair,) = compare([ours, theirs])["pairs"]
+    says = "figures by different definitions, fastload's (ours) and vllm's (theirs)"
+    assert any(one.startswith(says) for one in pair["warnings"])

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from fastload.trace.formats import known
+from fastload.trace.imported import write_imported
+
 COMMANDS = ("compare", "check", "reconcile", "export")
 
 
@@ -43,3 +46,16 @@ def test_what_is_no_run_is_said(run: Any, command: str, tmp_path: Path) -> None:
     ):
         ended = run(command, name, *more)
         assert (ended.code, ended.out) == (1, "") and ended.err.startswith(f"fastload: {says}")
+
+
+def test_an_imported_run_has_no_trace_but_can_be_checked_and_compared(run: Any, tmp_path: Path) -> None:
+    told = known.read(Path(__file__).parents[1] / "trace" / "data" / "vllm-detailed.json")
+    path = str(write_imported(tmp_path / "results", "told", told, {"engine": "vllm"}))
+    for command in ("reconcile", "export"):
+        ended = run(command, path)
+        assert ended.code == 2 and "was imported from another tool's file and has no trace" in ended.err
+        assert ended.err.count("\n") == 1
+    ended = run("check", path, "--assert", "ttft.p90<=1000@4", "--baseline", path)
+    assert ended.code == 0 and ended.out.splitlines()[-1] == "check: all kept"
+    assert run("check", path, "--assert", "ttfa<=1000").code == 3  # not told, so not measured
+    assert "engine vllm" in run("compare", path, path).out
