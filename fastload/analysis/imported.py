@@ -32,6 +32,7 @@ def level_figures(told: ToldLevel) -> LevelFigures:
         "failed": scalars["failed"],
         "errors": {},
         "complete": True,
+        "gave_up": None,
         "measured_planned": None,
         "measured_done": scalars["measured"],
         "others": {"warmup": None, "fill": None, "failed": None},

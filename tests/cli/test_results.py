@@ -42,7 +42,7 @@ def test_what_is_no_run_is_said(run: Any, command: str, tmp_path: Path) -> None:
     for name, says in (
         ("none", "none does not exist; give the directory of a run"),
         ("file", "file is a file; give the directory of a run"),
-        ("empty", "empty is not a run: it has no manifest.json"),
+        ("empty", "empty is empty: a run that was cut off there"),
     ):
         ended = run(command, name, *more)
         assert (ended.code, ended.out) == (1, "") and ended.err.startswith(f"fastload: {says}")
