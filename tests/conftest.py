@@ -96,7 +96,7 @@ def llama_factory(llama_model: Path) -> Iterator[LlamaFactory]:
     test.
 
     Options: parallel (slots, 8), ngram (speculative decoding), ping (seconds of silence before an SSE
-    comment), api_key.
+    comment), one_batch (all waiting prompts in one step), api_key.
     """
     with contextlib.ExitStack() as running:
         yield lambda **options: running.enter_context(llama(llama_model, **options))
@@ -104,12 +104,18 @@ def llama_factory(llama_model: Path) -> Iterator[LlamaFactory]:
 
 @contextlib.contextmanager
 def llama(
-    model: Path, parallel: int = 8, ngram: bool = False, ping: int = 0, api_key: str | None = None
+    model: Path,
+    parallel: int = 8,
+    ngram: bool = False,
+    ping: int = 0,
+    one_batch: bool = False,
+    api_key: str | None = None,
 ) -> Iterator[str]:
     """A llama.cpp server on a free port. Fails the test, and does not skip it, where xllamacpp is missing."""
     port = free_port()
     command = [sys.executable, "-P", str(HERE / "real" / "serve_llama.py"), str(model), "--port", str(port)]
-    command += ["--parallel", str(parallel), "--ping", str(ping)] + ["--ngram"] * ngram
+    command += ["--parallel", str(parallel), "--ping", str(ping)]
+    command += ["--ngram"] * ngram + ["--one-batch"] * one_batch
     environment = os.environ | ({"LLAMA_TEST_KEY": api_key} if api_key else {})
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

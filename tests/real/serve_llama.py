@@ -1,6 +1,6 @@
 """llama.cpp's own HTTP server on one model, for the tests; ends when its stdin does.
 
-    python serve_llama.py MODEL.gguf --port PORT [--parallel N] [--ngram] [--ping SECONDS]
+    python serve_llama.py MODEL.gguf --port PORT [--parallel N] [--ngram] [--ping SECONDS] [--one-batch]
 
 The key, if there is one, comes in LLAMA_TEST_KEY. Ready when /health answers 200.
 """
@@ -30,6 +30,9 @@ def parameters(options: argparse.Namespace) -> xllamacpp.CommonParams:
         chosen.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
     if options.ping:
         chosen.sse_ping_interval = options.ping
+    if options.one_batch:
+        chosen.n_batch = chosen.n_ctx
+        chosen.kv_unified = True
     key = os.environ.pop("LLAMA_TEST_KEY", None)
     if key:
         chosen.api_keys = [key]
@@ -43,6 +46,9 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=8, help="requests decoded together")
     parser.add_argument("--ngram", action="store_true", help="n-gram speculative decoding")
     parser.add_argument("--ping", type=int, default=0, help="seconds of silence before an SSE comment")
+    parser.add_argument(
+        "--one-batch", action="store_true", help="all waiting prompts in one step, during which no stream gets a token"
+    )
     server = xllamacpp.Server(parameters(parser.parse_args()))
     sys.stdin.buffer.read()  # until the test that started us closes the pipe, or is gone
     del server
