@@ -19,7 +19,7 @@ DATA = Path(__file__).parent / "data"
 CAPTURES = [json.loads(line) for line in (DATA / "captures.jsonl").read_text().splitlines()]
 FRAMINGS = {"none": 0, "chunked": 1, "content-length": 2, "close-delimited": 3}
 OTHER_PROTOCOLS = ("messages_anthropic", "responses_api", "native_completion", "llmock/anthropic")
-NEEDS_A_PARSER = ("logprobs", "_n2", "batch", "echo_lp", "fault_malformed", "crash", *OTHER_PROTOCOLS)
+NEEDS_A_PARSER = ("logprobs", "token_ids", "_n2", "batch", "echo_lp", "fault_malformed", "crash", *OTHER_PROTOCOLS)
 
 each_capture = pytest.mark.parametrize("capture", CAPTURES, ids=[c["name"] for c in CAPTURES])
 
@@ -114,7 +114,7 @@ def test_ordinary_answers_need_no_parser(capture: dict[str, Any]) -> None:
             assert channels[t.CH_ODD] == 0
         elif any(name in capture["name"] for name in OTHER_PROTOCOLS):
             # what is no text of theirs; and the API of llama.cpp's own, whose text too is for a parser
-            assert set(channels) <= {t.CH_ODD, t.CH_CONTENT}
+            assert set(channels) <= {t.CH_ODD, t.CH_CONTENT, t.CH_REASONING, t.CH_TOOL}
 
 
 def test_few_payloads_are_kept() -> None:
