@@ -17,10 +17,9 @@ from fastload import _timing as t
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 
-from recorder import Heard, record  # noqa: E402
+from recorder import Heard, agrees, record  # noqa: E402
 
 WORDS = "alpha bravo charlie delta echo foxtrot golf hotel".split()
-CHANNELS = {t.CH_NONE: "", t.CH_CONTENT: "c", t.CH_REASONING: "r", t.CH_TOOL: "t", t.CH_DONE: "D"}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION = {"name": "get_weather", "description": "w", "parameters": CITY}
 TOOLS: dict[str, object] = {
@@ -45,30 +44,6 @@ def rows_of(run: Any, answers: dict[str, Heard]) -> list[tuple[dict[str, Any], d
     for row, event, heard in found:
         agrees(row, event, heard)
     return found
-
-
-def agrees(row: dict[str, Any], events: dict[str, Any], heard: Heard) -> None:
-    """What the row and its events say is what the bytes say."""
-    assert row["status"] == "ok", row["error"]
-    channels = [one.channel for one in heard.events]
-    assert [CHANNELS[channel] for channel in events["channel"]] == channels
-    assert row["events"] == len(channels)
-    assert events["bytes"] == [sum(len(text.encode()) for text in one.text.values()) for one in heard.events]
-    texts = {"c": events["text"], "r": events["reasoning_text"], "t": events["tool_text"]}
-    assert {name: text or "" for name, text in texts.items()} == {name: heard.text(name) for name in "crt"}
-    told = [one.told for one in heard.events if one.told is not None]
-    assert sum(events["tokens"]) == row["completion_tokens"] == told[-1]
-    # stamps: in order, TTFT at the first text of any channel, TTFA at the first content
-    assert events["event_ns"] == sorted(events["event_ns"])
-    spoken = [i for i, channel in enumerate(channels) if channel in ("c", "r", "t")]
-    first_content = channels.index("c") if "c" in channels else None
-    assert row["text_events"] == len(spoken)
-    at_ms = [ns / 1e6 for ns in events["event_ns"]]
-    assert row["ttft_ms"] == pytest.approx(at_ms[spoken[0]], abs=1e-6)
-    assert row["last_token_ns"] - row["sent_ns"] == events["event_ns"][spoken[-1]]
-    assert row["ttfa_ms"] == (None if first_content is None else pytest.approx(at_ms[first_content], abs=1e-6))
-    assert row["sent_ns"] <= row["first_byte_ns"] <= row["first_event_ns"] <= row["first_token_ns"]
-    assert row["last_token_ns"] <= row["done_ns"] <= row["framing_end_ns"]
 
 
 def test_ngram_speculation(fastload: Any, llama_factory: Any, tmp_path: Path, the_run: Any) -> None:

@@ -5,7 +5,7 @@
     recorded.answers[server's id of the answer] -> what it said, event by event
 
 A tag is put behind the prompt of each streamed request, since the model answers by it. The reading here is that of
-somebody who looks at the bytes: whole answers, `json.loads`, nothing of fastload's.
+somebody who looks at the bytes: whole answers, `json.loads`, nothing of fastload's but the numbers of its channels.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
+
+from fastload import _timing as t
 
 WAIT_S = 20.0
 
@@ -60,8 +64,8 @@ class Recorded:
         """Streamed answers by the id that the server gave them."""
         found = {}
         for raw in self.raw:
-            for chunks in _chunked(bytes(raw)):
-                name, heard = _heard(chunks)
+            for chunks in streams_of(bytes(raw)):
+                name, heard = heard_of(chunks)
                 found[name] = heard
         return found
 
@@ -156,8 +160,36 @@ def _answer(server: socket.socket, client: socket.socket, kept: bytearray) -> No
 
 # ---- reading
 
+CHANNELS = {t.CH_NONE: "", t.CH_CONTENT: "c", t.CH_REASONING: "r", t.CH_TOOL: "t", t.CH_DONE: "D"}
 
-def _chunked(raw: bytes) -> Iterator[list[bytes]]:
+
+def agrees(row: dict[str, Any], events: dict[str, Any], heard: Heard) -> None:
+    """Assert that a row of the trace and its events say what the bytes say."""
+    assert row["status"] == "ok", row["error"]
+    channels = [one.channel for one in heard.events]
+    assert [CHANNELS[channel] for channel in events["channel"]] == channels
+    assert row["events"] == len(channels)
+    assert events["bytes"] == [sum(len(text.encode()) for text in one.text.values()) for one in heard.events]
+    texts = {"c": events["text"], "r": events["reasoning_text"], "t": events["tool_text"]}
+    assert {name: text or "" for name, text in texts.items()} == {name: heard.text(name) for name in "crt"}
+    spoken = [i for i, channel in enumerate(channels) if channel in ("c", "r", "t")]
+    told = [one.told for one in heard.events if one.told is not None]
+    assert row["text_events"] == len(spoken)
+    assert sum(events["tokens"]) == row["completion_tokens"] == (told[-1] if told else len(spoken))
+    # stamps: in order, TTFT at the first text of any channel, TTFA at the first content
+    assert events["event_ns"] == sorted(events["event_ns"])
+    at_ms = [ns / 1e6 for ns in events["event_ns"]]
+    content = [i for i in spoken if channels[i] == "c"]
+    assert row["ttft_ms"] == (pytest.approx(at_ms[spoken[0]], abs=1e-6) if spoken else None)
+    assert row["ttfa_ms"] == (pytest.approx(at_ms[content[0]], abs=1e-6) if content else None)
+    last_ns = row["sent_ns"] + events["event_ns"][spoken[-1]] if spoken else None
+    assert row["last_token_ns"] == last_ns
+    assert row["first_byte_ns"] <= row["first_event_ns"]
+    assert not spoken or row["sent_ns"] <= row["first_event_ns"] <= row["first_token_ns"] <= row["last_token_ns"]
+    assert (last_ns or 0) <= row["done_ns"] <= row["framing_end_ns"]
+
+
+def streams_of(raw: bytes) -> Iterator[list[bytes]]:
     """The chunks of each whole event stream among the answers of a connection."""
     at = 0
     while (end := raw.find(b"\r\n\r\n", at)) >= 0:
@@ -177,7 +209,8 @@ def _chunked(raw: bytes) -> Iterator[list[bytes]]:
             chunks.append(chunk)
 
 
-def _heard(chunks: list[bytes]) -> tuple[str, Heard]:
+def heard_of(chunks: list[bytes]) -> tuple[str, Heard]:
+    """The server's id of an answer, and what it said."""
     name, events = "", []
     body = b"".join(chunks).decode()
     for line in body.split("\n"):
@@ -191,7 +224,9 @@ def _heard(chunks: list[bytes]) -> tuple[str, Heard]:
         inner = value.get("message") or value.get("response") or value
         name = name or inner.get("id") or ""
         usage = value.get("usage") or inner.get("usage") or {}
-        events.append(Said(_text_of(value), usage.get("completion_tokens", usage.get("output_tokens"))))
+        told = usage.get("completion_tokens", usage.get("output_tokens"))
+        told = (value.get("timings") or {}).get("predicted_n") if told is None else told
+        events.append(Said(_text_of(value), told))
     counts = [chunk.count(b"data:") for chunk in chunks]
     return name, Heard(events, counts, sum(line.startswith(":") for line in body.split("\n")))
 
