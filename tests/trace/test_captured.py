@@ -40,11 +40,11 @@ def whole_streams() -> list[Any]:
     return found
 
 
-def row_of(capture: dict[str, Any], context: RowContext) -> tuple[dict[str, Any], dict[str, Any]]:
+def row_of(capture: dict[str, Any], context: RowContext, save_text: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The row and the events of a capture whose reads came a millisecond apart."""
     memory = bytearray(2 * t.block_bytes(*SIZES))
     recorder = t.Recorder(memory, 2, *SIZES)
-    recorder.save_text = True
+    recorder.save_text = save_text
     parser = t.Parser(recorder)
     parser.begin(0, SENT_NS)
     raw, at, stamp = (DATA / "captures" / f"{capture['name']}.raw").read_bytes(), 0, SENT_NS
@@ -57,7 +57,7 @@ def row_of(capture: dict[str, Any], context: RowContext) -> tuple[dict[str, Any]
     assert code == 1
     parser.finish()
     recorder.seal()
-    level = LevelRows(context)
+    level = LevelRows(dataclasses.replace(context, save_text=save_text))
     for index in recorder.take_sealed():
         block = t.read_block(memory, index, *SIZES)
         assert block is not None
@@ -72,8 +72,13 @@ def row_of(capture: dict[str, Any], context: RowContext) -> tuple[dict[str, Any]
 
 @pytest.mark.parametrize(("capture", "heard"), whole_streams())
 def test_a_row_says_what_the_bytes_say(capture: dict[str, Any], heard: Heard, context: RowContext) -> None:
-    row, events = row_of(capture, dataclasses.replace(context, save_text=True))
+    row, events = row_of(capture, context, save_text=True)
     agrees(row, events, heard)
+    # where the scan decided and nothing was kept for the parser, the same is said
+    texts = ("text", "reasoning_text", "tool_text")
+    short_row, short_events = row_of(capture, context, save_text=False)
+    assert short_row == row
+    assert short_events == events | dict.fromkeys(texts)
 
 
 def test_most_captures_take_part() -> None:
