@@ -78,14 +78,16 @@ class Silent:
 
 
 class Narrator:
-    """Turns states into lines: one at each level's start and end, between them one every 10 s, later every 60 s. No
-    clock: `elapsed_s` tells.
+    """Turns states into lines: one at each level's start and end, between them one every 10 s, later every 60 s, and
+    one when nothing succeeds any more. No clock: `elapsed_s` tells.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._last: Progress | None = None
         self._spoke_s = 0.0
+        self._failing_s: float | None = None  # when failures in a row were last spoken of, in this level
+        self._said_failing = False
 
     def take(self, progress: Progress) -> None:
         """Say what this state adds to the one before."""
@@ -94,8 +96,8 @@ class Narrator:
             if last is not None:
                 self._say(end_line(last))
             self._say(start_line(progress))
-            self._spoke_s = progress.elapsed_s
-        else:
+            self._spoke_s, self._failing_s, self._said_failing = progress.elapsed_s, None, False
+        elif not self._tell_failing(progress):
             every = LINE_EVERY_S if progress.elapsed_s < LONG_S else LINE_OF_LONG_EVERY_S
             if progress.elapsed_s < self._spoke_s:  # its clock started: until then it was connecting
                 self._spoke_s = progress.elapsed_s
@@ -103,6 +105,20 @@ class Narrator:
                 self._say(middle_line(progress))
                 self._spoke_s = progress.elapsed_s
         self._last = progress
+
+    def _tell_failing(self, progress: Progress) -> bool:
+        """Say that nothing succeeds, at once and then as often as there is a line at all, and when that is over."""
+        if progress.failing is None:
+            if self._said_failing:
+                self._say(f"{_level_name(progress)}: requests succeed again; {failures(progress)} failed so far")
+            self._said_failing = False
+            return False
+        if self._failing_s is not None and progress.elapsed_s - self._failing_s < LINE_EVERY_S:
+            return False
+        self._say(f"{_level_name(progress)}: {progress.failing}")
+        self._spoke_s = self._failing_s = progress.elapsed_s
+        self._said_failing = True
+        return True
 
     def end(self) -> None:
         """Say how the last level ended."""
@@ -297,6 +313,7 @@ def _figure_lines(now: Progress, width: int) -> list[str]:
         f"ITL p50 {figure(now.itl_p50_ms)} p90 {figure(now.itl_p90_ms)} ms",
         f"in flight {now.in_flight}",
         f"failed {failures(now)}",
+        *([] if now.failing is None else [now.failing]),
         f"client delay p50 {figure(now.delay_p50_us)} p99 {figure(now.delay_p99_us)} us",
         f"elapsed {clock(now.elapsed_s)}",
     ]
@@ -317,12 +334,16 @@ def _warms_up(progress: Progress) -> bool:
     return progress.level < 0
 
 
+def _level_name(progress: Progress) -> str:
+    return "warm-up" if _warms_up(progress) else f"level {progress.level + 1}/{progress.levels}"
+
+
 def start_line(progress: Progress) -> str:
     """Return the line that opens a level."""
     if _warms_up(progress):
         return "warm-up request"
     planned = "" if progress.planned is None else f", {progress.planned} requests"
-    return f"level {progress.level + 1}/{progress.levels}: concurrency {progress.concurrency}{planned}"
+    return f"{_level_name(progress)}: concurrency {progress.concurrency}{planned}"
 
 
 def middle_line(progress: Progress) -> str:
@@ -331,7 +352,7 @@ def middle_line(progress: Progress) -> str:
         return f"warm-up request: waiting for {clock(progress.elapsed_s)}"
     eta = "" if progress.eta_s is None else f", ETA {clock(progress.eta_s)}"
     return (
-        f"level {progress.level + 1}/{progress.levels} {progress.phase}: "
+        f"{_level_name(progress)} {progress.phase}: "
         f"{_counts(progress)}, {_figures(progress)}, in flight {progress.in_flight}, "
         f"client delay p99 {figure(progress.delay_p99_us)} us{eta}"
     )
@@ -342,7 +363,7 @@ def end_line(progress: Progress) -> str:
     if _warms_up(progress):
         return "warm-up request done" if not progress.failed else "warm-up request failed"
     return (
-        f"level {progress.level + 1}/{progress.levels} ended: concurrency {progress.concurrency}, "
+        f"{_level_name(progress)} ended: concurrency {progress.concurrency}, "
         f"{_counts(progress)}, {_figures(progress)}"
     )
 

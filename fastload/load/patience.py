@@ -13,6 +13,7 @@ BACKOFF_FIRST_MS = 100
 BACKOFF_LAST_MS = 2000
 LONGEST_RETRY_AFTER_MS = 300_000  # a server may not stop a run for good
 ASKS_TO_WAIT = (429, 503)
+NO_CHANCE = 3  # failures in a row that are worth a word
 HOPELESS_S = 30.0  # how long nothing but failures may come, unless --max-failures says
 HOPELESS_FAILURES = 10  # fewer in that time prove nothing
 
@@ -67,6 +68,11 @@ def hopeless(counters: Mapping[str, int], streams: int, failing_s: float) -> str
     if failing_s < HOPELESS_S or counters["failed_in_row"] < max(HOPELESS_FAILURES, streams):
         return ""
     return _sentence(counters, f"in {failing_s:.0f} s and none succeeded (--max-failures N bears N)")
+
+
+def failing(counters: Mapping[str, int]) -> str | None:
+    """What to say while a level runs and nothing succeeds; None as long as that may be chance."""
+    return _sentence(counters, "so far") if counters["failed_in_row"] >= NO_CHANCE else None
 
 
 def all_failed(counters: Mapping[str, int]) -> str:

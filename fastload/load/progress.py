@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fastload import _timing
-from fastload.load import shared
+from fastload.load import patience, shared
 from fastload.load.failures import failure_on_wire
 from fastload.plan import Level
 
@@ -41,6 +41,7 @@ class Progress:
     elapsed_s: float
     eta_s: float | None
     errors: Mapping[str, int] = field(default_factory=dict)
+    failing: str | None = None  # a sentence, while nothing succeeds
 
 
 class Meter:
@@ -114,6 +115,7 @@ class Meter:
             elapsed_s=elapsed_s,
             eta_s=min(left_s, default=None),
             errors=dict(self._errors),
+            failing=patience.failing(counters),
         )
 
     def _phase(self, done: int, stopping: bool) -> str:

@@ -36,6 +36,7 @@ class State:
     elapsed_s: float = 21.0
     eta_s: float | None = 95.0
     errors: Mapping[str, int] = field(default_factory=dict)
+    failing: str | None = None
 
 
 NO_FIGURES: dict[str, Any] = dict.fromkeys(
@@ -82,6 +83,19 @@ def test_lines_at_start_end_and_every_ten_seconds() -> None:
     assert len(said) == 8
 
 
+def test_failures_in_a_row_are_told_at_once_and_when_they_are_over() -> None:
+    out = io.StringIO()
+    lines = display.Lines(False, out)
+    words = "7 requests failed in a row so far; the last: HTTP 429"
+    at_s = {1.0: None, 1.5: words, 2.0: words, 3.0: None, 3.5: words, 4.0: None, 11.5: words, 12.0: words, 21.5: words}
+    for elapsed_s, failing in at_s.items():
+        lines.show(State(level=0, failed=7, elapsed_s=elapsed_s, failing=failing))  # type: ignore[arg-type]
+    lines.close()
+    said = [line.removeprefix("level 1/7") for line in out.getvalue().splitlines()][1:-1]
+    # now and then one that comes and goes is not told again
+    assert said == [f": {words}", ": requests succeed again; 7 failed so far", f": {words}", f": {words}"]
+
+
 def test_every_line_of_a_simulated_run_says_so() -> None:
     out = io.StringIO()
     lines = display.Lines(True, out)
@@ -108,7 +122,7 @@ def test_the_panel_fits_its_height(height: int) -> None:
 
 
 def test_the_panel_shows_what_matters() -> None:
-    failing = State(failed=3, errors={"connect": 2, "reset": 1})
+    failing = State(failed=3, errors={"connect": 2, "reset": 1}, failing="3 requests failed in a row so far")
     text = "\n".join(drawn([State(level=1, concurrency=2, done=30)], failing, True, 100))
     parts = [
         "SIMULATED",
@@ -119,6 +133,7 @@ def test_the_panel_shows_what_matters() -> None:
         "198 tok/s",
         "in flight 4",
         "failed 3 (connect 2, reset 1)",
+        "3 requests failed in a row so far",
     ]
     parts += ["TTFT p50 50.3 p90 51.2", "ITL p50 20.0 p90 20.1", "client delay p50 61.0 p99 140 us"]
     for part in parts:

@@ -76,6 +76,20 @@ def test_a_number_that_was_given_is_the_only_rule() -> None:
     assert patience.too_many(given, 8) == "8 requests failed in a row (--max-failures 8); the last: HTTP 429"
 
 
+def test_a_few_failures_in_a_row_may_be_chance() -> None:
+    given = counters(last_end=_timing.END_RESET)
+    assert patience.failing(given | {"failed_in_row": 2}) is None
+    told = "3 requests failed in a row so far; the last: reset by the server"
+    assert patience.failing(given | {"failed_in_row": 3}) == told
+
+
+def test_a_level_in_which_nothing_succeeded() -> None:
+    given = counters(measured_failed=5, last_status=500)
+    assert patience.all_failed(given) == "all 5 measured requests failed; the last: HTTP 500"
+    assert patience.all_failed(given | {"measured_done": 1}) == ""
+    assert patience.all_failed(counters()) == ""
+
+
 @pytest.mark.parametrize(
     ("end", "status", "error", "words"),
     [
