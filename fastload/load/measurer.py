@@ -400,6 +400,8 @@ class Measurer:
             error = engine.take_dial_error(slot)
             if error:
                 self.refuse(slot, self.dial_fault(error), waited_ms)
+                self.attend()
+                continue
             wait_ms = max(least_ms, self.wait_ms(slot))
             if wait_ms:
                 await asyncio.sleep(wait_ms / 1000)

@@ -374,6 +374,7 @@ def serve(
     early: bool = False,
     accept: Callable[[int], bool] = lambda number: True,
     tls: ssl.SSLContext | None = None,
+    backlog: int = 512,
 ) -> Iterator[Server]:
     """A server on a loopback port (a free one). `accept(number of the connection)` False: closed at once. With `tls`
     a call's `sock` is a SealedSocket.
@@ -383,7 +384,7 @@ def serve(
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", port))
-    listener.listen(512)
+    listener.listen(backlog)
     server = Server(listener, script, early, accept, tls)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -1,5 +1,7 @@
 """Failures that repeat: how they are paced, when a level is given up, and which levels are run after it."""
 
+import errno
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -108,6 +110,24 @@ def test_a_connection_that_cannot_be_had_ahead_of_a_level_is_one_row_of_it() -> 
     # no slot tried twice before each was told of its first failure; those behind the first did not try ahead
     firsts = [row["slot"] for row in process.rows if row["backoff_ms"] == 0]
     assert len(firsts) == len(set(firsts))
+
+
+def test_descriptors_that_run_out_are_the_clients_own_fault() -> None:
+    with (
+        serve(lambda call: call.finish(answer("one", close=True))) as server,
+        measurer(server.port, slots=2, max_failures=6) as process,
+    ):
+        process.level(8, streams=2)
+        process.await_message("level_done")
+        resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, (4, 4))  # what is open stays open
+        process.next_request = 500
+        process.level(100, index=1, streams=2)
+        end = process.await_message("level_done", 2)
+    assert "client_ports: no local port or file descriptor" in end["gave_up"] and "Too many open" in end["gave_up"]
+    # who had a connection from the level before used it
+    failed = [row for row in process.rows if row["end"] != _timing.END_COMPLETE]
+    assert {(row["end"], row["errno"]) for row in failed} == {(_timing.END_PORTS, errno.EMFILE)}
+    assert 6 <= len(failed) <= 7
 
 
 def test_thousands_of_refusals_are_paced_too() -> None:
