@@ -86,7 +86,7 @@ def llama_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llama_server(llama_model: Path) -> Iterator[str]:
     """The base URL of a real llama.cpp server with 16 slots on the scripted model."""
-    with llama(llama_model, parallel=16) as url:
+    with llama(llama_model, parallel=16) as (url, _):
         yield url
 
 
@@ -99,6 +99,13 @@ def llama_factory(llama_model: Path) -> Iterator[LlamaFactory]:
     comment), one_batch (all waiting prompts in one step), api_key.
     """
     with contextlib.ExitStack() as running:
+        yield lambda **options: running.enter_context(llama(llama_model, **options))[0]
+
+
+@pytest.fixture
+def llama_process(llama_model: Path) -> Iterator[Callable[..., tuple[str, "subprocess.Popen[bytes]"]]]:
+    """`llama_process(port=8000)` is `llama_factory` for who wants to kill it: (base URL, process)."""
+    with contextlib.ExitStack() as running:
         yield lambda **options: running.enter_context(llama(llama_model, **options))
 
 
@@ -110,9 +117,12 @@ def llama(
     ping: int = 0,
     one_batch: bool = False,
     api_key: str | None = None,
-) -> Iterator[str]:
-    """A llama.cpp server on a free port. Fails the test, and does not skip it, where xllamacpp is missing."""
-    port = free_port()
+    port: int = 0,
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """A llama.cpp server on a free port, or this one. Fails the test, and does not skip it, where xllamacpp is
+    missing.
+    """
+    port = port or free_port()
     command = [sys.executable, "-P", str(HERE / "real" / "serve_llama.py"), str(model), "--port", str(port)]
     command += ["--parallel", str(parallel), "--ping", str(ping)]
     command += ["--ngram"] * ngram + ["--one-batch"] * one_batch
@@ -126,7 +136,7 @@ def llama(
                 log.seek(0)
                 said = log.read().decode(errors="replace")[-2000:]
                 pytest.fail(f"llama.cpp's server (xllamacpp, of the test extra) did not start:\n{said}")
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", process
         finally:
             assert process.stdin is not None
             process.stdin.close()  # it ends by itself then, but need not be waited for
