@@ -191,12 +191,6 @@ def _notes(levels: Sequence[LevelFigures], status: str, calibration: Mapping[str
             of = f" of {planned}" if planned else ""
             why = f"; {level['gave_up']}" if level["gave_up"] else ""
             notes.append(f"c={level['level']} is incomplete: {level['measured']}{of} measured requests{why}")
-    notes.extend(
-        f"WARNING: c={level['level']}: {level['failed']} of {level['measured']} measured requests failed"
-        f" ({_counted(level['errors'])}) and are in no percentile"
-        for level in levels
-        if level["failed"]
-    )
     some = [level for level in levels if level["ok"]]
     if not some:
         return notes

@@ -166,13 +166,6 @@ def test_connect_failures_do_not_use_up_the_plan(level: dict[str, Any]) -> None:
     assert verdict([change(level, lost)])["status"] == "invalid"
 
 
-def test_failures_are_said_with_their_kinds(level: dict[str, Any]) -> None:
-    some = {"measured_planned": 60, "measured": 60, "ok": 57, "failed": 3, "errors": {"reset": 1, "timeout": 2}}
-    found = verdict([change(level, some)])
-    line = "WARNING: c=2: 3 of 60 measured requests failed (reset 1, timeout 2) and are in no percentile"
-    assert found["status"] == "valid" and line in found["notes"]
-
-
 def test_a_level_that_was_given_up_says_why(level: dict[str, Any]) -> None:
     cut = {"complete": False, "gave_up": "9 requests failed in a row", "measured": 12, "measured_planned": 60}
     assert "c=2 is incomplete: 12 of 60 measured requests; 9 requests failed in a row" in (
