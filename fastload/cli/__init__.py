@@ -30,10 +30,12 @@ EXIT_FAILED = 1
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "sweep": ("fastload.cli.sweep", "sweep", "Measure a server at a list of concurrency levels."),
     "watch": ("fastload.cli.watch", "watch", "Show a running or finished run from another terminal."),
+    "report": ("fastload.cli.report", "report", "Tables of finished runs: limits, users, speculation, anomalies."),
     "compare": ("fastload.cli.compare", "compare", "Set runs side by side: axes, differences, intervals."),
     "check": ("fastload.cli.check", "check", "Check a run against limits and another run, for CI (exit code 3)."),
     "reconcile": ("fastload.cli.reconcile", "reconcile", "One run's figures as other load generators compute them."),
     "export": ("fastload.cli.export", "export", "Write a run's requests as one file for other programs."),
+    "import": ("fastload.cli.imports", "import_", "Make runs of another tool's result file."),
     "models": ("fastload.cli.models", "models", "List the models a server serves."),
     "serve-sim": ("fastload.cli.serve_sim", "serve_sim", "Run the simulated engine in the foreground."),
     "calibrate": ("fastload.cli.calibrate", "calibrate", "Measure what the client itself adds on this host."),
