@@ -6,8 +6,9 @@ what the format lacks is null and named in `lacks`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,22 +55,21 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One run. summary: as in summary.json. levels: by concurrency, ascending. run: where it lies, None if nowhere."""
+    """One run. summary: as in summary.json. levels: by concurrency, ascending. run: where it lies, None if nowhere.
+
+    short_name: the name it was given, or its id where others beside it have that name too.
+    """
 
     summary: Mapping[str, Any]
     manifest: Mapping[str, Any]
     levels: Mapping[int, Level]
     run: Run | None = None
+    short_name: str = ""
 
     @property
     def name(self) -> str:
         """The run's id."""
         return str(self.summary["run_id"])
-
-    @property
-    def short_name(self) -> str:
-        """The name it was given, else its id."""
-        return str(self.summary["name"] or self.summary["run_id"])
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -91,7 +91,9 @@ def configurations(
     runs: Sequence[Run], limits: slo.Slo | None = None, method: str = "nearest-rank"
 ) -> tuple[Configuration, ...]:
     """Return runs as configurations. TraceError for one that cannot be read."""
-    return tuple(configuration(run, limits, method) for run in runs)
+    found = [configuration(run, limits, method) for run in runs]
+    often = Counter(one.short_name for one in found)
+    return tuple(replace(one, short_name=one.name) if often[one.short_name] > 1 else one for one in found)
 
 
 def configuration(run: Run, limits: slo.Slo | None = None, method: str = "nearest-rank") -> Configuration:
@@ -113,7 +115,7 @@ def configuration(run: Run, limits: slo.Slo | None = None, method: str = "neares
         summary["verdict"]["notes"][:0] = run.notes
     figures = sorted(summary["levels"], key=lambda each: int(each["level"]))
     levels = {each["level"]: Level(each, values[each["level"]].samples, values[each["level"]].due) for each in figures}
-    return Configuration(summary, run.manifest, levels, run)
+    return Configuration(summary, run.manifest, levels, run, str(summary["name"] or summary["run_id"]))
 
 
 def samples(requests: pa.Table) -> dict[str, Floats]:

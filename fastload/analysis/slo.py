@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastload.analysis import percentiles
@@ -68,13 +68,14 @@ def judge(slo: Slo, ttft_ms: float | None, tps: float | None, failed_share: floa
     """Judge one level by its figures (TTFT may be inf, TPS 0, if failures count).
 
     Each limit is judged on its own. `both` also asks that at most 1 % of the requests failed and the level is
-    complete.
+    complete; one limit missed is enough to fail, also where the other has no figure.
     """
     ttft = None if ttft_ms is None else ttft_ms <= slo.ttft_ms
     speed = None if tps is None else tps >= slo.tps
     few = failed_share <= FAILURE_LIMIT or not slo.rules.failures_count
     obstacle = "incomplete" if not complete else None if few else "failures"
-    both = None if ttft is None or speed is None else ttft and speed and obstacle is None
+    missed = ttft is False or speed is False or obstacle is not None
+    both = False if missed else None if ttft is None or speed is None else True
     return Judgement(ttft, speed, both, ttft_ms, tps, obstacle)
 
 
@@ -129,6 +130,7 @@ class Capacity:
 
     l_mean_s: mean latency at c_max. l_p90_s: P90 there, given only where the convention counts users by it.
     passed_above: levels that pass above a failing one: shown, not used (unless the convention takes the last).
+    judged: False where c_max may be higher than found, because a level has no figure to judge.
     """
 
     c_max: int | None
@@ -137,6 +139,7 @@ class Capacity:
     think_time_s: float
     l_p90_s: float | None = None
     passed_above: tuple[int, ...] = ()
+    judged: bool = True
 
 
 def mark(figures: Mapping[str, Any], judgement: Judgement) -> Mark:
@@ -150,15 +153,18 @@ def capacity(marks: Iterable[Mark], think_time_s: float = THINK_TIME_S, conventi
     ordered = sorted(marks, key=lambda each: each.level)
     broken = next((at for at, each in enumerate(ordered) if not each.passed), len(ordered))
     above = tuple(each.level for each in ordered[broken:] if each.passed)
+    judged = not any(each.passed is None for each in (ordered if rules.c_max == "last" else ordered[: broken + 1]))
+    nothing = Capacity(None, None, None, think_time_s, passed_above=above, judged=judged)
     candidates = [each for each in ordered if each.passed] if rules.c_max == "last" else ordered[:broken]
     if not candidates:
-        return Capacity(None, None, None, think_time_s, passed_above=above)
+        return nothing
     best = candidates[-1]
     by_p90 = rules.users_latency == "p90"
-    found = Capacity(best.level, best.latency_mean_s, None, think_time_s, best.latency_p90_s if by_p90 else None, above)
+    found = replace(
+        nothing, c_max=best.level, l_mean_s=best.latency_mean_s, l_p90_s=best.latency_p90_s if by_p90 else None
+    )
     latency = best.latency_p90_s if by_p90 else best.latency_mean_s
     if not latency:
         return found
     users = best.level * (1 + think_time_s / latency)
-    whole = math.floor(users + 0.5) if rules.users_rounding == "nearest" else math.floor(users)
-    return Capacity(found.c_max, found.l_mean_s, whole, think_time_s, found.l_p90_s, above)
+    return replace(found, users=math.floor(users + 0.5) if rules.users_rounding == "nearest" else math.floor(users))

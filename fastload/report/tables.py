@@ -69,8 +69,20 @@ COUNTS = (
     Column(("", "fail"), lambda level: str(level["failed"])),
 )
 
-ONE_TABLE = ((LEVEL, *TTFT, *ITL, *TPS, *LATENCY, *RATES, *COUNTS),)
-TWO_TABLES = ((LEVEL, *TTFT, *ITL, *LATENCY, *COUNTS), (LEVEL, *TPS, *RATES))
+Columns: TypeAlias = tuple[tuple[Column, ...], tuple[tuple[Column, ...], ...]]
+"""The columns of the one wide table, and of the narrower tables they are dealt to where that does not fit."""
+
+
+def with_counts(counts: tuple[Column, ...]) -> Columns:
+    """Return the columns of a level's figures with other ones at the end than those of a sweep's table."""
+    one = (LEVEL, *TTFT, *ITL, *TPS, *LATENCY, *RATES, *counts)
+    return one, ((LEVEL, *TTFT, *ITL, *LATENCY), (LEVEL, *TPS, *RATES, *counts))
+
+
+SWEEP: Columns = (
+    (LEVEL, *TTFT, *ITL, *TPS, *LATENCY, *RATES, *COUNTS),
+    ((LEVEL, *TTFT, *ITL, *LATENCY, *COUNTS), (LEVEL, *TPS, *RATES)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,7 @@ class SweepTable:
         yield Text(title(self.summary), style="bold")
         if self.summary["simulated"]:
             yield Text(SIMULATED, style="bold yellow")
-        for columns in _layout(self.summary["levels"], options.max_width):
+        for columns in layout(self.summary["levels"], options.max_width, SWEEP):
             yield Text("")
             yield _rich(self.summary["levels"], columns)
         yield Text("")
@@ -102,7 +114,7 @@ def plain(summary: Mapping[str, Any], width: int = WIDTH) -> str:
     lines = [title(summary)]
     if summary["simulated"]:
         lines += textwrap.wrap(SIMULATED, width)
-    for columns in _layout(summary["levels"], width):
+    for columns in layout(summary["levels"], width, SWEEP):
         lines += ["", *table_lines(summary["levels"], columns)]
     lines.append("")
     for line in footer(summary):
@@ -128,7 +140,7 @@ def footer(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"not run: c={', '.join(map(str, summary['levels_not_run']))}")
     for level in summary["levels"]:
         if level["failed"]:
-            lines.append(f"failed at c={level['level']}: {_failures(level)}")
+            lines.append(f"failed at c={level['level']}: {failures(level)}")
     warnings = [note for note in verdict["notes"] if note.startswith(WARNING)]
     lines += warnings
     lines += _service_lines(summary)
@@ -141,7 +153,7 @@ def footer(summary: Mapping[str, Any]) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _failures(level: Level) -> str:
+def failures(level: Level) -> str:
     """Return the failure rate and its classes; failed requests are in no percentile."""
     classes = ", ".join(f"{name} {count}" for name, count in level["errors"].items())
     share = 100 * level["failed"] / level["measured"]
@@ -186,11 +198,12 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _layout(levels: Sequence[Level], width: int) -> tuple[tuple[Column, ...], ...]:
-    """Return the columns of each table: one table if it fits the width, else two; none without levels."""
+def layout(levels: Sequence[Level], width: int, columns: Columns) -> tuple[tuple[Column, ...], ...]:
+    """Return the columns of each table: one table if it fits the width, else those; none without levels."""
     if not levels:
         return ()
-    return ONE_TABLE if max(map(len, table_lines(levels, ONE_TABLE[0])), default=0) <= width else TWO_TABLES
+    one, several = columns
+    return (one,) if max(map(len, table_lines(levels, one)), default=0) <= width else several
 
 
 def table_lines(levels: Sequence[Level], columns: Sequence[Column]) -> list[str]:

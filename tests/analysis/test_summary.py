@@ -83,6 +83,9 @@ def test_shape(run: Run) -> None:
         "l_mean_s": pytest.approx(0.04),
         "users": 1126,
         "think_time_s": 45.0,
+        "l_p90_s": None,
+        "passed_above": (),
+        "judged": True,
     }
 
 
