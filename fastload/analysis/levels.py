@@ -41,6 +41,9 @@ INSTRUMENT = (
     "stray_bytes",
     "stale_retries",
     "events_per_read",
+    "clock_steps",
+    "rebracketed",
+    "suspended_ms",
 )
 """What the measuring process says of itself, passed on from the manifest."""
 

@@ -1,6 +1,6 @@
 """The verdict on a run (METRICS.md, section 6): what the instrument found out about itself, with figures.
 
-`invalid`: the figures do not stand. `suspect`: one of four named causes makes them doubtful. Else `valid`.
+`invalid`: the figures do not stand. `suspect`: one of the causes named in `_doubts` makes them doubtful. Else `valid`.
 Works on the entries of summary.json's `levels` alone, so it can be made again from a summary.
 """
 
@@ -18,6 +18,8 @@ TURNAROUND_SUSPECT = 0.01  # of the latency
 DELAY_SUSPECT = 0.5  # of an ITL: the client then falls behind the stream it reads
 CPU_SUSPECT = 0.80
 STALL_SUSPECT = 0.01  # of the level
+PAUSE_SUSPECT_MS = 1000.0  # of the measuring process at once; shorter ones show in turn-around and load
+SUSPENDED_MS = 10.0  # of the machine; less is the reading of two clocks one after the other
 BOOKKEEPING_LIMIT = 0.001
 BURST_EVENTS = 4  # in one read, on average: servers put two or three together at an answer's ends
 UNUSABLE_STAMPS_LIMIT = 0.01  # of the successful rows
@@ -132,6 +134,11 @@ def _doubts(level: LevelFigures, calibration: Mapping[str, Any]) -> list[str]:
             f"the measuring process stood still for {_plain(stalled_s * 1e3)} ms, {_percent(stalled_s / wall_s)} of"
             " the level: events came faster than the trace could be written"
         )
+    pause_ms, asleep_ms = level["instrument"]["loop_lag_max_ms"] or 0.0, level["instrument"]["suspended_ms"] or 0.0
+    if pause_ms > PAUSE_SUSPECT_MS:
+        found.append(f"the measuring process was held up for {_plain(pause_ms)} ms at once: stopped, or without a CPU")
+    if asleep_ms > SUSPENDED_MS:
+        found.append(f"the machine was suspended for {_plain(asleep_ms)} ms, which no stamp counts")
     cpu = level["instrument"]["cpu_share"]
     if cpu is not None and cpu > CPU_SUSPECT:
         found.append(f"the measuring process used {_percent(cpu)} of its CPU")
@@ -201,6 +208,7 @@ def _notes(levels: Sequence[LevelFigures], status: str, calibration: Mapping[str
         _turnaround_note,
         _coalesced_note,
         _burst_note,
+        _clock_notes,
         _process_note,
         _rtt_note,
         _in_flight_note,
@@ -270,6 +278,19 @@ def _events_a_burst(level: LevelFigures) -> float | None:
     if together is None or delay_us is None or together < BURST_EVENTS or (level["coalesced_share"] or 0.0) < 0.5:
         return None
     return float(together) if delay_us < together * gap_us / 2 else None
+
+
+def _clock_notes(levels: Sequence[LevelFigures]) -> list[str]:
+    """Say where the wall clock, in which the kernel stamps, was set under a level. CLOCK_MONOTONIC has all figures."""
+    notes: list[str] = []
+    for level in levels:
+        steps, stale = (int(level["instrument"][name] or 0) for name in ("clock_steps", "rebracketed"))
+        if steps or stale:
+            notes.append(
+                f"WARNING: c={level['level']}: the system clock was set while it ran ({steps} times by notice, seen in"
+                f" {stale} stamps): its offset was measured again, stamps that still did not fit are clamped"
+            )
+    return notes
 
 
 def _process_note(levels: Sequence[LevelFigures]) -> list[str]:

@@ -5,8 +5,9 @@ Parquet (through the sink), drawing. The measurer is told what to do by JSON lin
 """
 
 import base64
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from fastload import _timing
@@ -184,6 +185,7 @@ class _Level:
     next_request: int
     end: dict[str, Any] | None = None
     unwritten: TraceError | None = None  # the sink can keep no more
+    asleep_ns: int = field(default_factory=lambda: _asleep_ns())  # of the machine, before the level
 
 
 class _Session:
@@ -434,6 +436,7 @@ class _Session:
                 "connections_kept": self.kept,
                 "tls": end.get("tls"),
                 "stalled_ms": counters["stalled_ns"] / 1e6,
+                "suspended_ms": max(0, _asleep_ns() - now.asleep_ns) / 1e6,
                 **{
                     name: counters[name]
                     for name in ("reads", "events", "stray_bytes", "stale_retries", "idle_closed", "stale_events",
@@ -464,6 +467,11 @@ def _request_head(target: Target, endpoint: str, key: Secret | None, headers: Ma
         fields[own.get(name.lower(), name)] = value
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"POST {target.request_path(endpoint)} HTTP/1.1\r\n{lines}"
+
+
+def _asleep_ns() -> int:
+    """How long the machine has been suspended since it was booted: CLOCK_MONOTONIC does not count that."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 def _us(ns: int | None) -> float | None:

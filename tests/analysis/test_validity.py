@@ -111,6 +111,8 @@ def test_invalid(level: dict[str, Any], changes: dict[str, Any], words: str) -> 
             "outputs have 3.9 tokens on average, 4 were asked for (6 of 60",
         ),
         ({"instrument.cpu_share": 0.81}, "used 81 % of its CPU"),
+        ({"instrument.loop_lag_max_ms": 3210.0}, "held up for 3,210 ms at once"),
+        ({"instrument.suspended_ms": 60_000.0}, "the machine was suspended for 60,000 ms"),
         ({"clamped_share": 0.011}, "of ITL"),
         ({"instrument.stalled_ms": 13.0, "wall_s": 1.2}, "stood still for 13 ms, 1.1 % of the level"),
         ({"coalesced_share": 0.5, "client_delay_us.p99": 300.0}, "stamp error 150 us is 1.5 % of TTFT"),
@@ -122,6 +124,15 @@ def test_suspect(level: dict[str, Any], changes: dict[str, Any], words: str) -> 
     found = verdict([change(level, changes)])
     assert found["status"] == "suspect"
     assert [reason for reason in found["reasons"] if words in reason]
+
+
+def test_a_clock_that_was_set_is_said(level: dict[str, Any]) -> None:
+    assert "system clock" not in "\n".join(verdict([level])["notes"])
+    notes = "\n".join(verdict([level, change(level, {"level": 8, "instrument.rebracketed": 4})])["notes"])
+    assert "WARNING: c=8: the system clock was set while it ran (0 times by notice, seen in 4 stamps)" in notes
+    assert "c=2: the system clock" not in notes
+    notes = "\n".join(verdict([change(level, {"instrument.clock_steps": 1})])["notes"])
+    assert "WARNING: c=2: the system clock was set while it ran (1 times by notice" in notes
 
 
 def calibrated(*levels: tuple[int, float | None, float]) -> dict[str, Any]:
