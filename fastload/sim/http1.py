@@ -13,6 +13,7 @@ _REASONS = {
     404: "Not Found",
     405: "Method Not Allowed",
     413: "Content Too Large",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
 }
 
@@ -168,12 +169,14 @@ def _chunk_size(line: bytes) -> int:
     return int(digits, 16)
 
 
-def response(status: int, body: bytes, keep_alive: bool, content_type: str = "application/json") -> bytes:
-    """A whole answer with its length told."""
+def response(
+    status: int, body: bytes, keep_alive: bool, content_type: str = "application/json", more: str = ""
+) -> bytes:
+    """A whole answer with its length told; `more` header lines, each with its end."""
     closing = "" if keep_alive else "Connection: close\r\n"
     return (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nServer: fastload-sim\r\nContent-Type: {content_type}\r\n"
-        f"Content-Length: {len(body)}\r\n{closing}\r\n"
+        f"Content-Length: {len(body)}\r\n{more}{closing}\r\n"
     ).encode() + body
 
 

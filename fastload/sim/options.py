@@ -5,8 +5,9 @@ import math
 from dataclasses import dataclass, field
 
 from fastload.errors import PlanError
+from fastload.sim import profiles
 
-MODEL = "fastload-sim-lockstep"
+MODEL_PREFIX = "fastload-sim-"
 # in /v1/models: how a client knows, without being told, that it measures a simulation
 OWNED_BY = "fastload-sim"
 
@@ -19,7 +20,10 @@ class Options:
     step_ms: distance of two ticks; at each, every running stream gets one event.
     tokens_per_event: tokens in each event (more than 1 looks like speculative decoding).
     answer_tokens: the model ends by itself after so many, the end token counted (None: max_tokens ends it).
-    port: 0 takes a free one. host: loopback only, unless allow_remote.
+    profile: the engine model of that name (`profiles.load`) in place of the plain lockstep one, which the first three
+    are for. speed: so many seconds of the engine pass in one of the wall. seed: varies what a profile draws.
+    model: its name; without one, that of the profile, and of the speed if it is not 1. port: 0 takes a free one.
+    host: loopback only, unless allow_remote.
     """
 
     ttft_ms: float = 50.0
@@ -27,7 +31,10 @@ class Options:
     tokens_per_event: int = 1
     answer_tokens: int | None = None
     max_model_len: int = 131_072
-    model: str = MODEL
+    profile: str | None = None
+    speed: float = 1.0
+    seed: int = 0
+    model: str = ""
     host: str = "127.0.0.1"
     port: int = 0
     allow_remote: bool = False
@@ -45,8 +52,12 @@ class Options:
             raise PlanError(f"--answer-tokens {self.answer_tokens}: must be at least 1")
         if self.max_model_len < 2:
             raise PlanError(f"--max-model-len {self.max_model_len}: must be at least 2")
+        if not 0.01 <= self.speed <= 1000:
+            raise PlanError(f"--sim-speed {self.speed:g}: must be 0.01 to 1000 times real time")
+        name = "lockstep" if self.profile is None else profiles.load(self.profile).name
         if not self.model:
-            raise PlanError("--model: must not be empty")
+            mark = "" if self.speed == 1 else f"-x{self.speed:g}"
+            object.__setattr__(self, "model", f"{MODEL_PREFIX}{name}{mark}")
         if not 0 <= self.port <= 65_535:
             raise PlanError(f"--port {self.port}: must be 0 (a free one) to 65535")
         if not self.allow_remote and not _is_loopback(self.host):

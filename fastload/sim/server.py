@@ -1,6 +1,6 @@
-"""The simulated engine's server: sockets, routes, and the tick. One process, one loop.
+"""The simulated engine's server: sockets and routes. One process, one loop.
 
-    python -m fastload.sim.server [--ttft-ms 50] [--step-ms 20] [--tokens-per-event 1] [--port 0] ...
+    python -m fastload.sim.server [--profile vllm-direct] [--ttft-ms 50] [--step-ms 20] [--port 0] ...
 
 prints `listening http://127.0.0.1:PORT` and runs until SIGINT or SIGTERM. A key, if wanted, comes by the
 environment (FASTLOAD_SIM_API_KEY), for everybody can read a command line.
@@ -14,35 +14,29 @@ import gc
 import hmac
 import os
 import resource
-import secrets
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Callable
 from typing import cast
 
-from fastload._timing import now_ns, realtime_ns
 from fastload.errors import PlanError
 from fastload.sim import openai
-from fastload.sim.engine import GridTimer, Lockstep
-from fastload.sim.http1 import (
-    CONTINUE,
-    LAST_CHUNK,
-    MalformedRequest,
-    Request,
-    RequestReader,
-    chunk,
-    response,
-    stream_head,
-)
+from fastload.sim._burst import send_all
+from fastload.sim.answering import Answering
+from fastload.sim.asks import Rejected, read_ask, tokenize
+from fastload.sim.http1 import CONTINUE, MalformedRequest, Request, RequestReader, response
+from fastload.sim.live import Live
+from fastload.sim.metrics import CONTENT_TYPE
 from fastload.sim.options import Options
+from fastload.sim.wishes import HEADER
 
 KEY_VARIABLE = "FASTLOAD_SIM_API_KEY"
-VERSION = "lockstep-1"
+VERSION = "fastload-sim-2"
 
 # a level's first wave connects at once; a short queue would cost some of them a SYN retry of a second
 _BACKLOG = 4096
-_NS_PER_MS = 1_000_000
 
 
 def serve(
@@ -91,13 +85,14 @@ async def _serve(options: Options, announce: Callable[[str], None], until_stdin_
     if until_stdin_ends:
         # The pipe closes when whoever started us ends, however it ends: no server is left behind.
         loop.add_reader(0, lambda: None if os.read(0, 4096) else end(0))
-    engine = Engine(options)
+    live = Live(options)
+    connections: set[Connection] = set()
     try:
         server = await loop.create_server(
-            lambda: Connection(engine), options.host, options.port, backlog=_BACKLOG
+            lambda: Connection(live, connections), options.host, options.port, backlog=_BACKLOG
         )
     except OSError as error:
-        engine.close()
+        live.close()
         reason = error.strerror or str(error)
         raise PlanError(
             f"--host {options.host} --port {options.port}: cannot listen there: {reason}"
@@ -111,114 +106,34 @@ async def _serve(options: Options, announce: Callable[[str], None], until_stdin_
         return await ended
     finally:
         server.close()
-        engine.close()
-
-
-class Engine:
-    """The lockstep engine on the process's clock and loop."""
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.started_s = realtime_ns() // 1_000_000_000
-        self.connections: set[Connection] = set()
-        self._step_ns = round(options.step_ms * _NS_PER_MS)
-        self._batch = Lockstep(
-            round(options.ttft_ms * _NS_PER_MS), self._step_ns, options.tokens_per_event, now_ns()
-        )
-        self._timer = GridTimer()
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._timer.fd, self._tick)
-
-    def admit(self, answer: "Answering") -> None:
-        self._batch.admit(answer, now_ns())
-        if self._timer.armed_ns is None:
-            self._timer.arm(self._batch.next_tick_ns(now_ns()))
-
-    def drop(self, answer: "Answering") -> None:
-        self._batch.drop(answer)  # the timer may fire for nobody once; it is not armed again then
-
-    def close(self) -> None:
-        self._loop.remove_reader(self._timer.fd)
-        self._timer.close()
-        for connection in list(self.connections):
+        live.close()
+        for connection in list(connections):
             connection.abort()
-
-    def _tick(self) -> None:
-        tick_ns = self._timer.fired()
-        if tick_ns is None:
-            return
-        late_ns = now_ns() - tick_ns
-        tick_ns += late_ns // self._step_ns * self._step_ns  # the latest grid point that has passed
-        self._batch.tick(tick_ns)
-        self._timer.arm(self._batch.next_tick_ns(max(tick_ns, now_ns())))
-
-
-class Answering:
-    """One completion request on its connection, from arrival to its last byte."""
-
-    def __init__(self, ask: openai.Ask, request: Request, connection: "Connection", model: str) -> None:
-        self.left = ask.limit
-        self._ask = ask
-        self._connection = connection
-        self._chunked = request.http11
-        self._keep_alive = request.keep_alive and (request.http11 or not ask.stream)
-        self._id = ("chatcmpl-" if ask.chat else "cmpl-") + secrets.token_hex(8)
-        self._created_s = realtime_ns() // 1_000_000_000
-        self._model = model
-        self._events = openai.EventWriter(ask, self._id, self._created_s, model) if ask.stream else None
-        if ask.stream:
-            # as vLLM: the head before queue and prefill
-            connection.write(stream_head(self._chunked, self._keep_alive))
-
-    def emit(self, tokens: int) -> None:
-        """Called by the engine at a tick. One write, hence one segment, an event."""
-        start = self._ask.limit - self.left
-        self.left -= tokens
-        events = self._events
-        if events is None:
-            if self.left == 0:
-                body = openai.whole_answer(self._ask, self._id, self._created_s, self._model)
-                self._connection.write(response(200, body, self._keep_alive))
-                self._connection.answered(self._keep_alive)
-            return
-        if start == 0 and self._ask.chat:
-            self._send(events.role())
-        self._send(events.text(start, tokens))
-        if self.left == 0:
-            if self._ask.include_usage:
-                self._send(events.usage())
-            self._send(openai.DONE)
-            if self._chunked:
-                self._connection.write(LAST_CHUNK)
-            self._connection.answered(self._keep_alive)
-
-    def _send(self, event: bytes) -> None:
-        self._connection.write(chunk(event) if self._chunked else event)
 
 
 class Connection(asyncio.Protocol):
     """One client's connection: its requests one after the other."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, live: Live, connections: "set[Connection]") -> None:
+        self._live = live
+        self._connections = connections
         self._reader = RequestReader()
-        self._answer: Answering | None = None
+        self._answering: Answering | None = None
         self._transport: asyncio.Transport
-        self._fd = -1
+        self._ending: bool | None = None  # the answer's last piece is on its way out: keep the connection?
+        self.fd = -1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its bases
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._fd = sock.fileno()
-        self._engine.connections.add(self)
+        self.fd = sock.fileno()
+        self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fd = -1
-        self._engine.connections.discard(self)
-        if self._answer is not None:
-            self._engine.drop(self._answer)
-            self._answer = None
+        self.fd = -1
+        self._connections.discard(self)
+        self._let_go()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -228,31 +143,62 @@ class Connection(asyncio.Protocol):
             return
         self._serve()
 
+    # ------------------------------------------------------------ out
+
+    @property
+    def clear(self) -> bool:
+        """Nothing is queued: bytes may go straight to the socket `fd`."""
+        return self._transport.get_write_buffer_size() == 0 and not self._transport.is_closing()
+
     def write(self, data: bytes) -> None:
         """Hand `data` to the kernel now, in a segment of its own.
 
         uvloop's own write gathers what one pass of the loop wrote; here that would glue the role event to the
         first token.
         """
-        if self._fd < 0 or self._transport.is_closing():
+        if self.fd < 0 or self._transport.is_closing():
             return
-        sent = 0
-        if self._transport.get_write_buffer_size() == 0:
-            try:
-                sent = os.write(self._fd, data)
-            except BlockingIOError:
-                pass
-            except OSError:
-                self.abort()
-                return
-        if sent < len(data):
+        if self.clear:
+            for _, sent in send_all([self.fd], [data]):
+                self.send_rest(data, sent)
+        else:
+            self._transport.write(data)
+
+    def send_rest(self, data: bytes, sent: int) -> None:
+        """The kernel took `sent` bytes of `data`; -1: the connection is broken."""
+        if sent < 0:
+            self.abort()
+        elif self.fd >= 0 and not self._transport.is_closing():
             self._transport.write(data[sent:])
 
-    def answered(self, keep_alive: bool) -> None:
-        """The answer's last byte is written. A request that waits already starts in the loop's next pass."""
-        self._answer = None
+    def answers(self, answering: Answering) -> bool:
+        """Is it still this request that is answered here?"""
+        return self._answering is answering and self.fd >= 0
+
+    def answered(self, answering: Answering, keep_alive: bool) -> None:
+        """The answer's last pieces go out in this pass of the loop; the next one goes on."""
+        if self._answering is answering:
+            self._answering = None
+            self._ending = keep_alive
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """With the next request, or close after the last."""
+        keep_alive, self._ending = self._ending, None
+        if keep_alive is None or self.fd < 0:
+            return
         if keep_alive:
-            asyncio.get_running_loop().call_soon(self._serve)
+            self._serve()
+        else:
+            self._transport.close()
+
+    def close_in_stream(self, reset: bool) -> None:
+        """A fault: end the connection in the middle, by RST or by FIN."""
+        self._let_go()
+        if reset:
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._transport.abort()
         else:
             self._transport.close()
 
@@ -260,8 +206,15 @@ class Connection(asyncio.Protocol):
         """Close at once, without the rest."""
         self._transport.abort()
 
+    def _let_go(self) -> None:
+        if self._answering is not None:
+            self._live.drop(self._answering)
+            self._answering = None
+
+    # ------------------------------------------------------------ in
+
     def _serve(self) -> None:
-        while self._answer is None and self._fd >= 0 and not self._transport.is_closing():
+        while self._answering is None and self._ending is None and self.fd >= 0 and not self._transport.is_closing():
             try:
                 request = self._reader.next()
             except MalformedRequest as error:
@@ -275,52 +228,79 @@ class Connection(asyncio.Protocol):
                 return
             try:
                 self._handle(request)
-            except openai.Rejected as error:
-                self._reply(
-                    request,
-                    error.status,
-                    openai.error_body(error.status, str(error), error.kind, error.param),
-                )
+            except Rejected as error:
+                body = openai.error_body(error.status, str(error), error.kind, error.param)
+                self._reply(request, error.status, body, retry_after_s=error.retry_after_s)
 
     def _handle(self, request: Request) -> None:
-        options = self._engine.options
+        live = self._live
+        options = live.options
         method, path = request.method, request.path
         wanted = _ROUTES.get(path)
         if wanted is None:
-            raise openai.Rejected(404, f"Not Found: {path}", kind="NotFoundError")
+            raise Rejected(404, f"Not Found: {path}", kind="NotFoundError")
         if method != wanted:
-            raise openai.Rejected(405, f"Method Not Allowed: {method} {path}", kind="Method Not Allowed")
+            raise Rejected(405, f"Method Not Allowed: {method} {path}", kind="Method Not Allowed")
         if options.api_key is not None and path.startswith("/v1/"):
             given = request.headers.get("authorization", "")
+            if path == "/v1/messages" and "x-api-key" in request.headers:
+                given = f"Bearer {request.headers['x-api-key']}"
             if not hmac.compare_digest(given.encode(), f"Bearer {options.api_key}".encode()):
-                raise openai.Rejected(401, "Unauthorized", kind="AuthenticationError")
+                raise Rejected(401, "Unauthorized", kind="AuthenticationError")
         match path:
-            case "/v1/chat/completions" | "/v1/completions":
-                ask = openai.read_ask(request.body, path == "/v1/chat/completions", options)
-                self._answer = Answering(ask, request, self, options.model)
-                self._engine.admit(self._answer)
             case "/v1/models":
-                self._reply(request, 200, openai.models(options, self._engine.started_s))
+                self._reply(request, 200, openai.models(options, live.created_s))
             case "/tokenize":
-                self._reply(request, 200, openai.tokenize(request.body, options))
+                self._reply(request, 200, tokenize(request.body, options))
             case "/version":
                 self._reply(request, 200, b'{"version":"%b"}' % VERSION.encode())
-            case _:  # /health and /ping: an empty body, as vLLM
-                self._reply(request, 200, b"")
+            case "/metrics":
+                self._reply(request, 200, live.metrics_page(), CONTENT_TYPE)
+            case "/health":
+                self._reply(request, 200, b"")  # empty, as vLLM's
+            case _:
+                self._answer(request, _APIS[path])
 
-    def _reply(self, request: Request, status: int, body: bytes) -> None:
-        self.write(response(status, body, request.keep_alive))
+    def _answer(self, request: Request, api: str) -> None:
+        live = self._live
+        ask = read_ask(request.body, api, live.options, live.block_tokens, request.headers.get(HEADER))
+        if not live.engine.fits(ask.prompt_tokens + ask.limit):
+            raise Rejected(400, f"{ask.prompt_tokens} + {ask.limit} tokens are more than KV memory holds.")
+        number = live.requests
+        live.requests += 1
+        if ask.wishes.fault_of(number) == "429":
+            seconds = max(round(ask.wishes.seconds), 1)
+            raise Rejected(429, "Too many requests.", kind="RateLimitError", retry_after_s=seconds)
+        self._answering = Answering(ask, request, self, live, number)
+        self._answering.begin()
+
+    def _reply(
+        self,
+        request: Request,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        retry_after_s: int | None = None,
+    ) -> None:
+        more = "" if retry_after_s is None else f"Retry-After: {retry_after_s}\r\n"
+        self.write(response(status, body, request.keep_alive, content_type, more))
         if not request.keep_alive:
             self._transport.close()
 
 
+_APIS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
 _ROUTES = {
-    "/v1/chat/completions": "POST",
-    "/v1/completions": "POST",
+    **dict.fromkeys(_APIS, "POST"),
     "/v1/models": "GET",
     "/tokenize": "POST",
     "/health": "GET",
     "/version": "GET",
+    "/metrics": "GET",
 }
 
 
@@ -347,6 +327,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens-per-event", type=int, default=defaults.tokens_per_event)
     parser.add_argument("--answer-tokens", type=int, default=None)
     parser.add_argument("--max-model-len", type=int, default=defaults.max_model_len)
+    parser.add_argument("--profile", default=None)
+    parser.add_argument("--speed", type=float, default=defaults.speed)
+    parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--model", default=defaults.model)
     parser.add_argument("--host", default=defaults.host)
     parser.add_argument("--port", type=int, default=defaults.port)

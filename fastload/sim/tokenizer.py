@@ -35,6 +35,14 @@ def chat_tokens(contents: Sequence[str], opening: bool = True) -> int:
     return total + OPENING_TOKENS if opening else total
 
 
+def chat_pieces(contents: Sequence[str]) -> list[str]:
+    """The tokens of a conversation as texts, template and opening included: `len` of it is `chat_tokens`."""
+    tokens: list[str] = []
+    for content in contents:
+        tokens += ["<start>", "<role>", "<separator>", *pieces(content), "<end>"]
+    return [*tokens, "<start>", "<role>", "<separator>"]
+
+
 def chat_ids(contents: Sequence[str], opening: bool = True) -> list[int]:
     """Token ids of a conversation with its template: `len(chat_ids(x)) == chat_tokens(x)`."""
     ids: list[int] = []

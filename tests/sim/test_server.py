@@ -311,7 +311,7 @@ def test_models_health_version_tokenize(sim_url: SimUrl, wire: Callable[[str], W
         ("POST", "/v1/chat/completions", chat(max_tokens=True), 400, "max_tokens"),
         ("POST", "/v1/chat/completions", chat(10**6), 400, "too large"),
         ("POST", "/v1/chat/completions", chat(temperature=-3), 400, "temperature"),
-        ("POST", "/v1/chat/completions", chat(n=2), 400, "one answer"),
+        ("POST", "/v1/chat/completions", chat(n=500), 400, "at most"),
         ("POST", "/v1/chat/completions", chat(stream=False, stream_options={}), 400, "stream_options"),
         ("POST", "/v1/chat/completions", chat(model="no-such-model"), 404, "no-such-model"),
         ("POST", "/v1/completions", {"prompt": ["a", "b"]}, 400, "prompt"),
