@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastload.load.target_address import Way
     from fastload.plan import Level
 
-SIM_PROFILES = ("sim:lockstep",)
+SIM_PROFILES = ("lockstep", "vllm-direct", "vllm-spec", "sglang-direct", "sglang-spec")
 DEFAULT_LEVELS = "1,2,4,8,16,32,64"
 LARGEST_SEED = 2**63 - 1
 # Body fields that fastload decides: another value from --extra-body would measure something else than asked.
@@ -61,8 +61,14 @@ options = flags.together(
         ),
         click.option(
             "--target",
-            metavar="sim:lockstep",
-            help="Measure the built-in simulated engine (the default without --url).",
+            metavar="sim:PROFILE",
+            help="Measure the built-in simulated engine: sim:lockstep (the default without --url), "
+            "sim:vllm-direct, sim:vllm-spec, sim:sglang-direct or sim:sglang-spec.",
+        ),
+        click.option(
+            "--sim-speed",
+            **_real(0.0, above=True),
+            help="Run the simulated engine so many times faster; every output says so.",
         ),
         click.option(
             "--model",
@@ -232,6 +238,8 @@ class Order:
     """What to run, checked as far as it can be without network or disk. Times in seconds."""
 
     url: str | None  # None: the simulated engine
+    profile: str | None  # of the simulated engine; None: lockstep
+    sim_speed: float
     model: str | None
     endpoint: str
     key: Secret | None
@@ -276,6 +284,8 @@ def check(typed: Mapping[str, Any]) -> Order:
         load["max_failures"] = typed["max_failures"]
     return Order(
         url=url,
+        profile=_profile(typed["target"]),
+        sim_speed=_sim_speed(typed["sim_speed"], url),
         model=typed["model"],
         endpoint=_endpoint(typed["endpoint"]),
         # The embedded engine asks for no key, and a secret goes nowhere it is not asked for.
@@ -309,9 +319,6 @@ def check(typed: Mapping[str, Any]) -> Order:
 
 def _url(url: str | None, target: str | None) -> str | None:
     """Return the server's URL, or None for the simulated engine."""
-    if target is not None and target not in SIM_PROFILES:
-        hint = " (a server's address goes into --url)" if "://" in target else ""
-        raise PlanError(f"--target {target!r}: not known{hint}; give {' or '.join(SIM_PROFILES)}")
     if url is not None and target is not None:
         raise PlanError("--url and --target are both given; give one")
     if url is not None:
@@ -319,6 +326,27 @@ def _url(url: str | None, target: str | None) -> str | None:
 
         parse_url(url)  # its PlanError now, not after something was started
     return url
+
+
+def _profile(target: str | None) -> str | None:
+    """The profile behind `sim:`; None for the lockstep engine."""
+    if target is None:
+        return None
+    kind, _, name = target.partition(":")
+    if kind != "sim" or name not in SIM_PROFILES:
+        hint = " (a server's address goes into --url)" if "://" in target else ""
+        raise PlanError(f"--target {target!r}: not known{hint}; give sim:{', sim:'.join(SIM_PROFILES)}")
+    return None if name == "lockstep" else name
+
+
+def _sim_speed(speed: float | None, url: str | None) -> float:
+    if speed is None:
+        return 1.0
+    if url is not None:
+        raise PlanError(f"--sim-speed {speed:g}: is for the simulated engine, not for --url")
+    if not 0.01 <= speed <= 1000:
+        raise PlanError(f"--sim-speed {speed:g}: must be 0.01 to 1000 times real time")
+    return speed
 
 
 def _endpoint(endpoint: str) -> str:

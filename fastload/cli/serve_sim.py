@@ -16,6 +16,19 @@ from fastload.cli import flags, inputs
 @click.option("--host", default="127.0.0.1", show_default=True, help="Loopback only, unless --allow-remote.")
 @click.option("--allow-remote", is_flag=True, help="Let other machines reach it.")
 @click.option(
+    "--profile",
+    metavar="NAME",
+    help="Behave like a measured engine: vllm-direct, vllm-spec, sglang-direct, sglang-spec, or a .toml file. "
+    "Without it: lockstep, by the next three.",
+)
+@click.option(
+    "--sim-speed",
+    **inputs.real(0.0, above=True),
+    default="1",
+    show_default=True,
+    help="Run the engine so many times faster; its name then says so.",
+)
+@click.option(
     "--ttft-ms", **inputs.real(0.0), default="50", show_default=True, help="Time to the first token."
 )
 @click.option(
@@ -44,7 +57,7 @@ from fastload.cli import flags, inputs
     show_default=True,
     help="Longest prompt and answer together, in tokens.",
 )
-@click.option("--model", metavar="NAME", help="The model's name.  [default: fastload-sim-lockstep]")
+@click.option("--model", metavar="NAME", help="The model's name.  [default: fastload-sim-PROFILE]")
 @click.option(
     "--api-key", metavar="KEY", help="Ask clients for this key. FASTLOAD_API_KEY or --api-key-file are safer."
 )
@@ -56,6 +69,8 @@ def serve_sim(
     port: int,
     host: str,
     allow_remote: bool,
+    profile: str | None,
+    sim_speed: float,
     ttft_ms: float,
     step_ms: float,
     tokens_per_event: int,
@@ -70,14 +85,15 @@ def serve_sim(
 ) -> int:
     """Run the simulated engine in the foreground, until Ctrl-C.
 
-    It speaks OpenAI's protocol (chat, completions, models, tokenize) and answers with a fixed
-    time to the first token and a fixed step: no model, no GPU.
+    It speaks OpenAI's protocol (chat, completions, responses, models, tokenize), Anthropic's
+    messages, and has vLLM's /metrics. With --profile it queues, prefills and decodes like the engine
+    that was measured; without, a fixed time to the first token and a fixed step. No model, no GPU.
     """
     key = inputs.api_key(api_key, api_key_file)
     cpu = inputs.processor(cpu)
     flags.warn_of_typed_key(api_key, quiet)
 
-    from fastload.sim.options import MODEL, Options
+    from fastload.sim.options import Options
     from fastload.sim.server import serve
 
     options = Options(
@@ -86,7 +102,9 @@ def serve_sim(
         tokens_per_event=tokens_per_event,
         answer_tokens=answer_tokens,
         max_model_len=max_model_len,
-        model=MODEL if model is None else model,
+        profile=profile,
+        speed=sim_speed,
+        model=model or "",
         host=host,
         port=port,
         allow_remote=allow_remote,

@@ -68,7 +68,7 @@ def _run(
     largest = max(level.concurrency for level in asked.levels)
     check_ports(largest)
     raise_descriptor_limit(largest)  # before the engine is started: it inherits the limit, and needs as many
-    url = asked.url if asked.url is not None else _start_engine(held)
+    url = asked.url if asked.url is not None else _start_engine(held, asked)
     told = record.Record(shown, brake)
     target = open_target(
         url, asked.model, asked.key, asked.headers, asked.wait_ready_s, asked.endpoint, told.notice, asked.way
@@ -122,11 +122,11 @@ def exit_code(signum: int | None, why: Sequence[str]) -> int:
 # --- before -------------------------------------------------------------------------------------------------
 
 
-def _start_engine(held: contextlib.ExitStack) -> str:
+def _start_engine(held: contextlib.ExitStack, asked: order.Order) -> str:
     """Start the simulated engine as a process of its own; return its URL."""
     from fastload import sim
 
-    return held.enter_context(sim.start())
+    return held.enter_context(sim.start(sim.Options(profile=asked.profile, speed=asked.sim_speed)))
 
 
 def _build_plan(asked: order.Order, target: Target, notice: Callable[[str], None]) -> Plan:
