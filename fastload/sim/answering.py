@@ -110,9 +110,8 @@ class Answering:
         assert self._stream is not None
         start = choice.written
         choice.written += tokens
-        events = self._stream.tokens(choice.index, start, tokens)
-        if start == 0:
-            events = self._stream.opening(choice.index, self._cached(choice)) + events
+        events = self._stream.opening(choice.index, self._cached(choice)) if start == 0 else []
+        events += self._stream.tokens(choice.index, start, tokens)
         return [self._framed(event) for event in events]
 
     def _end(self, late: bool) -> list[bytes]:

@@ -96,7 +96,8 @@ class Engine:
         self._made: list[tuple[Sequence, int]] = []  # what it gives at its end
         self._late: list[tuple[Sequence, int]] = []  # what the step before it gives, with late results
         self._before_ns = 0  # start of the step before
-        self._since_prefill = 0  # steps
+        self._prefilled_ns = 0  # end of the last step that prefilled
+        self._gap_ns = round(profile.scheduler.prefill_gap_ms * _NS_PER_MS)
         self._full = False
         self._admitted = 0
         self._prefills = 0
@@ -213,10 +214,10 @@ class Engine:
             return 0, False
         self.counters.steps += 1
         self._before_ns = now_ns
-        self._since_prefill = 0 if prefilling else self._since_prefill + 1
         duration_ns = self._decode(decoding) if decoding else 0
         if prefilling:
             duration_ns += self._prefill(prefilling, tokens)
+            self._prefilled_ns = now_ns + duration_ns
         return max(duration_ns, 1), bool(prefilling)
 
     def _take_prompts(self, now_ns: int, no_new: bool) -> tuple[list[Sequence], int]:
@@ -234,7 +235,8 @@ class Engine:
                 chosen.append(sequence)
         free = scheduler.max_num_seqs - len(self._running)
         busy = len(self._running) > 0
-        if no_new or (self._full and free < min(scheduler.refill, scheduler.max_num_seqs)) or (busy and self._since_prefill < scheduler.prefill_gap):
+        held = self._full and free < min(scheduler.refill, scheduler.max_num_seqs)
+        if no_new or held or (busy and now_ns < self._prefilled_ns + self._gap_ns):
             return chosen, tokens
         self._full = False
         for sequence, known_ns in list(self._waiting.items()):

@@ -49,8 +49,8 @@ class Scheduler:
     launched, and launching a prefill takes as long as the prefill (SGLang's overlap scheduler; not if mixed).
     front_ms: what the front end takes for a request, one after the other, before the engine knows it. refill: a batch
     that was full takes new sequences only when so many places are free. ahead: a step is put together while the one
-    before it runs, so who comes meanwhile waits one step more (vLLM's asynchronous scheduling). prefill_gap: decode
-    steps between two prefills.
+    before it runs, so who comes meanwhile waits one step more (vLLM's asynchronous scheduling). prefill_gap_ms: while
+    others decode, so long from one prefill to the next.
     """
 
     max_num_seqs: int = 1024
@@ -61,7 +61,7 @@ class Scheduler:
     front_ms: float = 0.0
     refill: int = 1
     ahead: bool = False
-    prefill_gap: int = 0
+    prefill_gap_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def _filled(kind: type[Any], said: Mapping[str, Any], where: str) -> Any:
                 raise PlanError(f"{where}.{name} {value!r}: must be true or false")
             values[name] = value
         elif fields[name] is int:
-            values[name] = 0 if value == 0 and name == "prefill_gap" else _whole(value, f"{where}.{name}")
+            values[name] = _whole(value, f"{where}.{name}")
         else:
             values[name] = _number(said, name, where)
     return kind(**values)

@@ -91,7 +91,7 @@ def test_full_batch_refills_only_when_so_many_places_are_free() -> None:
 
 
 def test_prefill_gap_lets_decode_steps_in_between() -> None:
-    engines = [Engine(replace(PLAIN, scheduler=Scheduler(mixed=False, prefill_gap=gap))) for gap in (0, 3)]
+    engines = [Engine(replace(PLAIN, scheduler=Scheduler(mixed=False, prefill_gap_ms=gap))) for gap in (0, 25)]
     plain, gapped = ([each.ttft_ms for each in open_loop(engine, ask(), [0, 1 * MS])] for engine in engines)
     assert plain == [50, 99]
     assert gapped == [50, 99 + 3 * 10]
