@@ -242,7 +242,7 @@ def test_littles_law_and_nothing_is_lost(
     speculate: bool,
     blocks: int,
 ) -> None:
-    """From empty to empty the integral of who is in the engine equals the sum of all latencies, whatever the profile."""
+    """From empty to empty the integral of who is in the engine is the sum of all latencies, whatever the profile."""
     profile = replace(
         PLAIN,
         scheduler=Scheduler(cap, 128, mixed=mixed, late_results=late and not mixed, ahead=ahead, front_ms=1.5),
