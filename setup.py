@@ -1,8 +1,11 @@
 """Build of the compiled rooms. Everything else about the package stands in pyproject.toml.
 
 Environment:
-  FASTLOAD_COVERAGE=1   line tracing and bounds checks on, into a build folder of its own (slow: for tests,
-  not for measuring) FASTLOAD_ANNOTATE=1   Cython's annotated HTML beside the generated C, under build/
+  FASTLOAD_COVERAGE=1           line tracing and bounds checks on, into a build folder of its own (slow: for tests,
+                                not for measuring)
+  FASTLOAD_ANNOTATE=1           Cython's annotated HTML beside the generated C, under build/
+  FASTLOAD_SANITIZE=address,..  the compiler's sanitizers, as -fsanitize= has them; see bench/fuzz.py, which builds so
+                                into a folder of its own
 """
 
 import os
@@ -18,6 +21,7 @@ from setuptools.command.build_ext import build_ext
 NEEDED = {"fastload._timing", "fastload._client"}
 COVERAGE = os.environ.get("FASTLOAD_COVERAGE") == "1"
 ANNOTATE = os.environ.get("FASTLOAD_ANNOTATE") == "1"
+SANITIZE = os.environ.get("FASTLOAD_SANITIZE")
 
 # The one place for directives: no .pyx has its own. freethreading_compatible is not set: nobody has checked
 # that it is true.
@@ -30,6 +34,11 @@ DIRECTIVES = {
     "embedsignature": True,
     "linetrace": COVERAGE,
 }
+FLAGS = ["-O3"]
+LINK_FLAGS = []
+if SANITIZE:
+    FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", f"-fsanitize={SANITIZE}"]
+    LINK_FLAGS = [f"-fsanitize={SANITIZE}"]
 MACROS = [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")] if COVERAGE else []
 
 
@@ -43,7 +52,7 @@ def extensions() -> list[Extension]:
         raise SystemExit(f"fastload cannot be built: the source of {', '.join(missing)} is missing")
     return cythonize(
         [
-            Extension(name, [source], define_macros=MACROS, extra_compile_args=["-O3"])
+            Extension(name, [source], define_macros=MACROS, extra_compile_args=FLAGS, extra_link_args=LINK_FLAGS)
             for name, source in sorted(found.items())
         ],
         build_dir="build/cython-coverage" if COVERAGE else "build/cython",

@@ -36,12 +36,15 @@ cdef int head_done(Stream *s, Rec *rec) noexcept nogil:
     cdef int64_t length = -1, parsed
     cdef bint coded = False, chunked = False, other_coding = False, old, close = False, keep = False
     cdef bint plain = False
+    cdef int status
     # "HTTP/1.x NNN"
     if s.head.n < 13 or memcmp(p, b"HTTP/1.", 7) != 0 or not c'0' <= p[7] <= c'9' or p[8] != c' ':
         return broken(s, b"the answer is not HTTP/1.x", FEED_MALFORMED)
-    s.row[F_STATUS] = digits3(p + 9)
-    if s.row[F_STATUS] < 100 or not (p[12] == c' ' or p[12] == c'\r' or p[12] == c'\n'):
+    status = digits3(p + 9)
+    if status < 100 or not (p[12] == c' ' or p[12] == c'\r' or p[12] == c'\n'):
         return broken(s, b"the status line has no three-digit status", FEED_MALFORMED)
+    if status >= 200:
+        s.row[F_STATUS] = status
     old = p[7] == c'0'
     unfold(p, end)
     p = <char *>memchr(p, c'\n', end - p) + 1
@@ -77,29 +80,27 @@ cdef int head_done(Stream *s, Rec *rec) noexcept nogil:
                     keep = keep or is_word(word, n, b"keep-alive", 10)
             elif is_name(p, colon, b"content-encoding", 16):
                 while next_word(&rest, value + size, &word, &n):
-                    if not is_word(word, n, b"identity", 8):
-                        s.row[F_FLAGS] |= C_RF_ENCODED
+                    other_coding = other_coding or not is_word(word, n, b"identity", 8)
             elif is_name(p, colon, b"content-type", 12):
-                plain = has_word(value, size, b"application/json", 16) or has_word(value, size, b"text/html", 9)
+                plain = plain or has_word(value, size, b"application/json", 16) or has_word(value, size, b"text/html", 9)
         p = nl + 1
-    if 100 <= s.row[F_STATUS] < 200:
+    if status < 200:
         s.head.n = 0                 # an interim answer: the real one follows
-        s.row[F_STATUS] = -1
         return FEED_MORE
     s.row[F_HEAD] = s.stamp
     if not rec_blob(rec, s.row[F_REQUEST], 0, BLOB_HEAD_KIND, s.head.p, s.head.n):
         s.row[F_FLAGS] |= C_RF_BLOB_CUT
     if other_coding:
         s.row[F_FLAGS] |= C_RF_ENCODED
-    if s.row[F_STATUS] == 200 and not plain and not s.row[F_FLAGS] & C_RF_ENCODED:
+    if status == 200 and not plain and not s.row[F_FLAGS] & C_RF_ENCODED:
         s.sse = 1
         s.row[F_FLAGS] |= C_RF_SSE
     if coded and length >= 0:
         return broken(s, b"both a content-length and a transfer coding", FEED_MALFORMED)
     close = close or (old and coded)     # RFC 9112 6.1: HTTP/1.0 knows no codings, so its framing may be a guess
-    if not close and (keep or not old) and (chunked or length >= 0 or s.row[F_STATUS] == 204 or s.row[F_STATUS] == 304):
+    if not close and (keep or not old) and (chunked or length >= 0 or status == 204 or status == 304):
         s.row[F_FLAGS] |= C_RF_KEEPALIVE
-    if s.row[F_STATUS] == 204 or s.row[F_STATUS] == 304:
+    if status == 204 or status == 304:
         return message_end(s, rec)
     if chunked:
         s.row[F_FRAMING] = 1

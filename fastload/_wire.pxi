@@ -24,6 +24,8 @@ cdef enum:
 cdef inline bint buf_add(Buf *b, const char *p, Py_ssize_t n) noexcept nogil:
     cdef Py_ssize_t cap
     cdef char *grown
+    if n == 0:
+        return True                  # there may be no memory yet, and C forbids memcpy even of nothing into none
     if b.n + n > b.cap:              # rare: a buffer is kept from request to request
         cap = b.cap * 2 if b.cap else 1024
         while cap < b.n + n:
@@ -429,18 +431,18 @@ cdef void dispatch(Stream *s, Rec *rec, const char *p, Py_ssize_t n, int64_t sta
             s.saw |= C_SAW_ERROR
         elif found.ends or found.flags & C_FL_FINISH:
             s.saw |= C_SAW_FINISH
-        if found.flags & C_FL_USAGE:
-            s.usage.n = 0
-            buf_add(&s.usage, p, n)
-            s.usage_ordinal = ordinal
-            if found.tokens >= 0:
-                s.told_tokens = found.tokens
-        if found.flags & C_FL_CHOICES and not s.first_choices:
-            s.first_choices = 1
-            found.keep = 1
+        if found.tokens >= 0:
+            s.told_tokens = found.tokens
+        if found.channel != 15:      # an odd one is kept, and what it seems to say must push out nothing that is sure
+            if found.flags & C_FL_CHOICES and not s.first_choices:
+                s.first_choices = 1
+                found.keep = 1
+            if found.flags & C_FL_USAGE:
+                s.usage.n = 0
+                if not found.keep and not rec.save_text:
+                    buf_add(&s.usage, p, n)
+                    s.usage_ordinal = ordinal
         if found.keep or rec.save_text:
-            if s.usage_ordinal == ordinal and found.flags & C_FL_USAGE:
-                s.usage.n = 0        # kept already
             if not rec_blob(rec, s.row[F_REQUEST], ordinal, BLOB_EVENT_KIND, p, n):
                 s.row[F_FLAGS] |= C_RF_BLOB_CUT
         if 1 <= found.channel <= 4 or (found.channel == 15 and found.flags & C_FL_CHOICES):

@@ -21,6 +21,7 @@ SIZE_DIGITS = 15
 STRAY_KEPT = 4096
 # How the APIs that have no [DONE] say that an answer is over, and what their pieces of text are called.
 END_MARKERS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
+PLAIN_MARKER = re.compile(rb'"type"[ \t\n]*:[ \t\n]*"(message_stop|response\.(completed|incomplete|failed))"')
 DELTAS = {
     "response.output_text.delta": t.CH_CONTENT,
     "response.reasoning_text.delta": t.CH_REASONING,
@@ -156,10 +157,8 @@ class _Message:
         """Read all of it. Ended: code 0 for want of bytes, -5 malformed, -6 past a limit."""
         while True:
             status, headers = self._head(answer)
-            answer.status = status
             if status >= 200:
-                break
-            answer.status = -1  # an interim answer: the real one follows
+                break  # else an interim answer: the real one follows
         coding = words(headers, "transfer-encoding")
         lengths = headers.get("content-length")
         options = words(headers, "connection")
@@ -171,8 +170,6 @@ class _Message:
         answer.sse = answer.sse and "application/json" not in kind and "text/html" not in kind
         chunked = coding[-1:] == ["chunked"]
         coded = any(c != "identity" for c in coding)
-        if lengths is not None and not re.fullmatch("[0-9]{1,17}", lengths):
-            raise Ended(-5, self.at)
         if coded and lengths is not None:
             raise Ended(-5, self.at)  # RFC 9112 6.3: an error to report, not one to guess about
         persistent = "close" not in options and (self.version > 0 or "keep-alive" in options)
@@ -222,15 +219,18 @@ class _Message:
             raise Ended(-5, self.at)
         self.version = int(matched[1])
         status = int(matched[2])
+        if status >= 200:
+            answer.status = status
         headers: dict[str, str] = {}
         for line in lines:
             name, colon, value = line.decode("latin-1").partition(":")
             if colon and name.endswith((" ", "\t")):
                 raise Ended(-5, self.at)
-            name, value = name.lower(), value.strip(" \t\r")
-            if name == "content-length" and headers.get(name, value) != value:
-                value = "two lengths"
-            if name in headers and name != "content-length":
+            name, value = name.lower(), value.lstrip(" \t").rstrip(" \t\r")
+            if colon and name == "content-length":
+                if not re.fullmatch("[0-9]{1,17}", value) or int(headers.get(name, value)) != int(value):
+                    raise Ended(-5, self.at)
+            elif name in headers:
                 value = f"{headers[name]}, {value}"
             if colon:
                 headers[name] = value
@@ -409,11 +409,7 @@ def carries(payload: bytes) -> Event:
     if payload == b"[DONE]":
         event.channel = t.CH_DONE
         return event
-    try:
-        value = json.loads(payload.decode())
-    except ValueError:
-        event.channel = t.CH_ODD
-        return event
+    value = value_of(payload)
     if value is None:
         return event
     if not isinstance(value, dict):
@@ -422,16 +418,16 @@ def carries(payload: bytes) -> Event:
     usage = value.get("usage")
     if isinstance(usage, dict):
         event.flags |= t.FL_USAGE
-        event.tokens = usage.get("completion_tokens", -1)
+        event.tokens = count_of(usage.get("completion_tokens"))
     texts: list[tuple[int, object]] = []
     delta = value.get("delta")
     if isinstance(value.get("choices"), list):
         for choice in value["choices"]:
             event.flags |= t.FL_CHOICES
-            if choice.get("finish_reason"):
-                event.flags |= t.FL_FINISH
-            texts += texts_of_choice(choice)
-    elif "choices" not in value and value.get("type") in DELTAS:
+            if isinstance(choice, dict):
+                event.flags |= t.FL_FINISH if choice.get("finish_reason") else 0
+                texts += texts_of_choice(choice)
+    elif "choices" not in value and value.get("type") in tuple(DELTAS):
         event.flags |= t.FL_CHOICES
         texts = [(DELTAS[value["type"]], delta)]
     elif "choices" not in value and value.get("type") == "content_block_delta" and isinstance(delta, dict):
@@ -451,25 +447,49 @@ def carries(payload: bytes) -> Event:
 
 def texts_of_choice(choice: dict[str, Any]) -> list[tuple[int, object]]:
     """Where a choice of /v1/chat/completions or /v1/completions has text, each with its channel."""
-    delta = choice.get("delta") or {}
-    calls = [call.get("function") or {} for call in delta.get("tool_calls") or []]
+    delta = dict_of(choice.get("delta"))
+    calls = delta.get("tool_calls")
+    functions = [dict_of(dict_of(call).get("function")) for call in calls] if isinstance(calls, list) else []
     return [
         (t.CH_CONTENT, delta.get("content")),
         (t.CH_CONTENT, choice.get("text")),
         (t.CH_REASONING, delta.get("reasoning_content")),
         (t.CH_REASONING, delta.get("reasoning")),
-        *((t.CH_TOOL, call.get(name)) for call in calls for name in ("name", "arguments")),
+        *((t.CH_TOOL, function.get(name)) for function in functions for name in ("name", "arguments")),
         (t.CH_REFUSAL, delta.get("refusal")),
     ]
 
 
 def ends_answer(payload: bytes) -> bool:
-    """Whether the event is the end marker of an API that has no [DONE]: by the type of the whole, of no part of it."""
+    """Whether the event is the end marker of an API that has no [DONE]: by the type of the whole, of no part of it.
+
+    Exception of ours: one that is written with escapes is seen by the trace's parser only.
+    """
+    value = value_of(payload)
+    marked = isinstance(value, dict) and "choices" not in value and value.get("type") in END_MARKERS
+    return marked and PLAIN_MARKER.search(payload) is not None
+
+
+def value_of(payload: bytes) -> Any:
+    """The value of a JSON text; an Ellipsis, which no JSON text means, where it is none.
+
+    Bytes that are no UTF-8 are replaced, as the page on event streams has it.
+    """
     try:
-        value = json.loads(payload.decode())
-    except ValueError:
-        return False
-    return isinstance(value, dict) and "choices" not in value and value.get("type") in END_MARKERS
+        return json.loads(payload.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return ...
+
+
+def dict_of(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def count_of(value: object) -> int:
+    """A count of tokens; -1 where it is none: missing, negative, a string, absurd."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else -1
 
 
 def utf8_bytes(text: str) -> int:
