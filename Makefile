@@ -18,8 +18,8 @@ BENCHES ?= clock histogram wire trace pacing saturate stamps peers
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-sweep: $(VENV)/installed ## the main job on the simulated engine, into results/
-	$(VENV)/bin/fastload sweep --levels 1,2,4,8,16,32,64 --output results $(ARGS)
+sweep: $(VENV)/installed ## the main job on a simulated engine (4 minutes), into results/
+	$(VENV)/bin/fastload sweep --target sim:vllm-direct --levels 1,2,4,8,16,32,64 --output results $(ARGS)
 
 test: $(VENV)/installed-test ## ruff, mypy, pytest
 	$(VENV)/bin/ruff check .

@@ -74,6 +74,8 @@ def _run(
         url, asked.model, asked.key, asked.headers, asked.wait_ready_s, asked.endpoint, told.notice, asked.way
     )
     shown.simulated = shown.simulated or target.simulated
+    if asked.sim_speed != 1:
+        told.notice(f"simulated x{asked.sim_speed:g}: the engine runs so many times faster, and so do its figures")
     planned = _build_plan(asked, target, told.notice)
 
     stop = supervisor.Stop()
@@ -172,7 +174,7 @@ def _manifest(
             "model": target.model,
             "simulated": simulated,
             "facts": target.facts,
-            "labels": dict(asked.labels),
+            "labels": dict(asked.labels) | ({"simulated": f"x{asked.sim_speed:g}"} if asked.sim_speed != 1 else {}),
             "address": f"{target.address.host}:{target.address.port}",
             "headers": sorted(asked.headers),
             "tls": _tls(target),

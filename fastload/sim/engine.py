@@ -90,12 +90,11 @@ class Engine:
         self._front_ns = round(profile.scheduler.front_ms * _NS_PER_MS)
         self._front_free_ns = 0
         self._incoming: dict[Sequence, int] = {}  # when the front end has done with it
-        self._waiting: dict[Sequence, int] = {}  # when the engine knew it
+        self._waiting: dict[Sequence, None] = {}
         self._running: dict[Sequence, None] = {}
         self._end_ns: int | None = None  # of the step that runs
         self._made: list[tuple[Sequence, int]] = []  # what it gives at its end
         self._late: list[tuple[Sequence, int]] = []  # what the step before it gives, with late results
-        self._before_ns = 0  # start of the step before
         self._prefilled_ns = 0  # end of the last step that prefilled
         self._gap_ns = round(profile.scheduler.prefill_gap_ms * _NS_PER_MS)
         self._full = False
@@ -201,9 +200,9 @@ class Engine:
     def _start(self, now_ns: int) -> tuple[int, bool]:
         """Choose who takes part in a step that starts now; gives its length (0: nobody) and whether it prefills."""
         while self._incoming and next(iter(self._incoming.values())) <= now_ns:
-            sequence, known_ns = next(iter(self._incoming.items()))
+            sequence = next(iter(self._incoming))
             del self._incoming[sequence]
-            self._waiting[sequence] = known_ns
+            self._waiting[sequence] = None
         mixed = self.profile.scheduler.mixed
         preempted = self.counters.preemptions
         decoding = self._decoders() if mixed else []
@@ -213,7 +212,6 @@ class Engine:
         if not prefilling and not decoding:
             return 0, False
         self.counters.steps += 1
-        self._before_ns = now_ns
         duration_ns = self._decode(decoding) if decoding else 0
         if prefilling:
             duration_ns += self._prefill(prefilling, tokens)
@@ -239,9 +237,7 @@ class Engine:
         if no_new or held or (busy and now_ns < self._prefilled_ns + self._gap_ns):
             return chosen, tokens
         self._full = False
-        for sequence, known_ns in list(self._waiting.items()):
-            if scheduler.ahead and busy and known_ns > self._before_ns:
-                break
+        for sequence in list(self._waiting):
             if free == 0:
                 self._full = True
                 break
@@ -361,7 +357,7 @@ class Engine:
         sequence.preemptions += 1
         sequence.prefill_left = 0
         self.counters.preemptions += 1
-        self._waiting = {sequence: -1, **self._waiting}
+        self._waiting = {sequence: None, **self._waiting}
 
     def _leave(self, sequence: Sequence) -> None:
         del self._running[sequence]

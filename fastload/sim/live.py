@@ -121,7 +121,6 @@ class Live:
         for choice, tokens in given:
             if choice.gone:  # with another choice of its request, in this very step
                 continue
-            self._count(choice, tokens, wall_ns)
             connection = choice.answering.connection
             for piece in self._pieces(choice, tokens):
                 if connection.fd < 0:
@@ -134,6 +133,9 @@ class Live:
                     connection.write(piece)
         for place, sent in send_all(fds, payloads):
             senders[place].send_rest(payloads[place], sent)
+        for choice, tokens in given:  # after the sends: the last stream waits for what comes before
+            if not choice.gone:
+                self._count(choice, tokens, wall_ns)
 
     def _pieces(self, choice: Choice, tokens: int) -> list[bytes]:
         if not self._single_events or tokens == 1:

@@ -48,9 +48,8 @@ class Scheduler:
     too (vLLM); else they wait for it (SGLang). late_results: what a step made leaves when the next one has been
     launched, and launching a prefill takes as long as the prefill (SGLang's overlap scheduler; not if mixed).
     front_ms: what the front end takes for a request, one after the other, before the engine knows it. refill: a batch
-    that was full takes new sequences only when so many places are free. ahead: a step is put together while the one
-    before it runs, so who comes meanwhile waits one step more (vLLM's asynchronous scheduling). prefill_gap_ms: while
-    others decode, so long from one prefill to the next.
+    that was full takes new sequences only when so many places are free. prefill_gap_ms: while others
+    decode, so long from one prefill to the next.
     """
 
     max_num_seqs: int = 1024
@@ -60,7 +59,6 @@ class Scheduler:
     late_results: bool = False
     front_ms: float = 0.0
     refill: int = 1
-    ahead: bool = False
     prefill_gap_ms: float = 0.0
 
 

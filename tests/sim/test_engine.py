@@ -228,7 +228,6 @@ def test_a_thousand_users_share_the_batch() -> None:
     cap=st.integers(1, 8),
     mixed=st.booleans(),
     late=st.booleans(),
-    ahead=st.booleans(),
     speculate=st.booleans(),
     blocks=st.integers(12, 60),
 )
@@ -238,14 +237,13 @@ def test_littles_law_and_nothing_is_lost(
     cap: int,
     mixed: bool,
     late: bool,
-    ahead: bool,
     speculate: bool,
     blocks: int,
 ) -> None:
     """From empty to empty the integral of who is in the engine is the sum of all latencies, whatever the profile."""
     profile = replace(
         PLAIN,
-        scheduler=Scheduler(cap, 128, mixed=mixed, late_results=late and not mixed, ahead=ahead, front_ms=1.5),
+        scheduler=Scheduler(cap, 128, mixed=mixed, late_results=late and not mixed, front_ms=1.5),
         speculation=SPECULATION if speculate else None,
         memory=Memory(blocks=blocks, block_tokens=16),
     )
