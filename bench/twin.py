@@ -148,7 +148,8 @@ def compare_speculation(engine: str, direct: Found, spec: Found, derived: Mappin
 def sweep(profile: str, levels: Sequence[int], speed: float, output: str) -> tuple[Found, list[str]]:
     """A real sweep over sockets; its figures (in the engine's time), and where the engine's /metrics disagree."""
     with sim.start(sim.Options(profile=profile, speed=speed)) as url:
-        command = ["fastload", "sweep", "--url", url, "--levels", ",".join(map(str, levels)), "--rounds", "10"]
+        start = "import sys; from fastload.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", start, "sweep", "--url", url, "--levels", ",".join(map(str, levels)), "--rounds", "10"]
         command += ["--min-requests", "0", "--output", output, "--name", profile, "--json", "--quiet"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:

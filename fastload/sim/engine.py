@@ -340,6 +340,8 @@ class Engine:
         most = 1 if self.profile.speculation is None else 1 + self.profile.speculation.draft_tokens
         decoding = [one for one in self._running if not one.prefill_left and one.generated < one.limit]
         for sequence in decoding:
+            if sequence not in self._running:  # gave way to one before it
+                continue
             while sequence.room < most and sequence.room < sequence.limit - sequence.generated:
                 if self.blocks.grow():
                     sequence.own_blocks += 1
