@@ -149,8 +149,8 @@ def sweep(profile: str, levels: Sequence[int], speed: float, output: str) -> tup
     """A real sweep over sockets; its figures (in the engine's time), and where the engine's /metrics disagree."""
     with sim.start(sim.Options(profile=profile, speed=speed)) as url:
         start = "import sys; from fastload.cli import main; sys.exit(main())"
-        command = [sys.executable, "-c", start, "sweep", "--url", url, "--levels", ",".join(map(str, levels)), "--rounds", "10"]
-        command += ["--min-requests", "0", "--output", output, "--name", profile, "--json", "--quiet"]
+        command = [sys.executable, "-c", start, "sweep", "--url", url, "--levels", ",".join(map(str, levels))]
+        command += ["--rounds", "10", "--min-requests", "0", "--output", output, "--name", profile, "--json", "--quiet"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"fastload sweep ended with code {done.returncode}")
@@ -190,10 +190,13 @@ def compare_metrics(profile: str, page: str, run_path: Path) -> list[str]:
         rows += run.requests(level["dir"]).select(names).to_pylist()
     rows = [row for row in rows if row["status"] == "ok"]
     requests, tokens = len(rows), sum(row["completion_tokens"] for row in rows)
+    # Before its first row the client may ask for a single token, to see whether the endpoint answers.
+    looks = int(told["vllm:request_success_total"]) - requests
+    prompts = sum(row["prompt_tokens"] for row in rows)
     pairs = [
-        ("requests", told["vllm:request_success_total"], requests, 0.0),
-        ("prompt tokens", told["vllm:prompt_tokens_total"], sum(row["prompt_tokens"] for row in rows), 0.0),
-        ("generated tokens", told["vllm:generation_tokens_total"], tokens, 0.0),
+        ("requests (but for a first look)", told["vllm:request_success_total"], requests, 1.0),
+        ("prompt tokens", told["vllm:prompt_tokens_total"], prompts, 64.0 * looks),
+        ("generated tokens", told["vllm:generation_tokens_total"] - looks, tokens, 0.0),
         (
             "mean TTFT, ms",
             1000 * told["vllm:time_to_first_token_seconds_sum"] / told["vllm:time_to_first_token_seconds_count"],
@@ -203,7 +206,7 @@ def compare_metrics(profile: str, page: str, run_path: Path) -> list[str]:
     ]
     outputs = told["vllm:time_to_first_token_seconds_count"] + told["vllm:inter_token_latency_seconds_count"]
     events = _text_events(run)
-    pairs.append(("tokens an event", told["vllm:generation_tokens_total"] / outputs, tokens / events, 1e-9))
+    pairs.append(("tokens an event", told["vllm:generation_tokens_total"] / outputs, tokens / events, 1e-9 if not looks else 0.01))
     if "vllm:spec_decode_num_drafts_total" in told:
         # the last step of an answer is cut to what was asked for, so the client sees a little less
         drafted = 1 + told["vllm:spec_decode_num_accepted_tokens_total"] / told["vllm:spec_decode_num_drafts_total"]
