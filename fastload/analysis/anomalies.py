@@ -16,6 +16,9 @@ from fastload.analysis.speculation import decoding_at_once, labels
 JUMP = 3.0
 """A metric that changes by more than this between levels a factor of 2 apart (or less) jumps."""
 
+ABOVE = 0.002
+"""A mean may be so far above P90, as a share: in lockstep all values are the same but for a few microseconds."""
+
 INCONSISTENT = 0.02
 """TTFT + (n - 1) x ITL may be so far from the latency, as a share (rounding and spread make up to 1.4 %)."""
 
@@ -48,7 +51,7 @@ KINDS: Mapping[str, str] = {
     "jump": "a metric changes more than 3 x between neighbours; figures: metric, from, to, ratio",
     "aggregate_falls": "aggregate output falls while the load at least doubles; figures: aggregate, from, to, ratio",
     "mean_above_p90": "a few requests outweigh all others; figures: metric, mean, p90, n, largest_at_least",
-    "table_breaks": "TTFT + (n - 1) x ITL is not the latency; figures: ttft_ms, itl_ms, n, latency_s, error",
+    "table_breaks": "TTFT + tokens_after_first (n - 1) x ITL is not the latency; figures: these, latency_s, error",
     "admission_cap": "decoding streams stop growing while the load grows; figures: decoding (per level), cap",
     "flag_not_in_force": "more streams decode than --max-num-seqs lets in; figures: max_num_seqs, decoding",
     "flag_never_reached": "the load never came near --max-num-seqs; figures: max_num_seqs, decoding",
@@ -107,7 +110,7 @@ def _tail(name: str, level: Level) -> Iterator[Fact]:
     for metric in _UPPER:
         told = level.figures[metric]
         mean, p90, n = told["mean"], told["p90"], told["n"]
-        if mean is None or p90 is None or mean <= p90:
+        if mean is None or p90 is None or mean <= p90 * (1 + ABOVE):
             continue
         figures = {"metric": metric, "mean": mean, "p90": p90, "n": n, "largest_at_least": _largest(mean, p90, n)}
         yield Fact("mean_above_p90", name, (level.level,), figures)
@@ -125,8 +128,8 @@ def _consistency(name: str, level: Level) -> Iterator[Fact]:
     if error is None or abs(error) <= INCONSISTENT:
         return
     figures = {key: level.figures[key]["mean"] for key in ("ttft_ms", "itl_ms", "latency_s")}
-    n = level.figures["completion_tokens_mean"]
-    yield Fact("table_breaks", name, (level.level,), {**figures, "n": n, "error": error})
+    after = level.figures["checks"]["tokens_after_first"]
+    yield Fact("table_breaks", name, (level.level,), {**figures, "tokens_after_first": after, "error": error})
 
 
 def _admission(one: Configuration, levels: Sequence[Level]) -> Iterator[Fact]:

@@ -93,6 +93,7 @@ def _checks(found: Mapping[str, Mapping[str, Any]], n: float | None) -> dict[str
     return {
         "bookkeeping_error": None,
         "consistency_error": table_consistency(ttft, itl, n or 0.0, latency) if known else None,
+        "tokens_after_first": None if n is None else n - 1,
         "repeated_requests": None,
         "rows_without_events": None,
         "events_without_row": None,

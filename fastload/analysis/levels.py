@@ -106,6 +106,18 @@ def table_consistency(ttft_ms: float, itl_ms: float, n: float, latency_s: float)
     return (ttft_ms + (n - 1) * itl_ms) / 1e3 / latency_s - 1
 
 
+def tokens_after_first(requests: pa.Table, ok: Bools) -> float | None:
+    """Return the mean divisor of ITL: the tokens that came after an answer's first event.
+
+    It is n - 1 where each token has an event of its own, and less where the first brings several.
+    """
+    first, last = rows.ints(requests, "first_token_ns"), rows.ints(requests, "last_token_ns")
+    itl = rows.floats(requests, "itl_ms")
+    with np.errstate(invalid="ignore"):
+        there = ok & (first != NULL) & (last != NULL) & (itl > 0)
+    return rows.mean((last - first)[there] / 1e6 / itl[there])
+
+
 def _values(requests: pa.Table, ok: Bools, gaps_ms: Floats) -> dict[str, Floats]:
     """Return the values behind each distribution: per request (null ones dropped), for `icl_ms` per gap."""
     values = {
@@ -268,11 +280,12 @@ def _checks(
     ids = rows.ints(requests, "request")
     never = rows.equals(requests, "status", "connect") | rows.equals(requests, "status", "client_ports")
     ttft, itl, latency = (described[name]["mean"] for name in ("ttft_ms", "itl_ms", "latency_s"))
-    n = rows.mean(rows.floats(requests, "completion_tokens")[ok])
-    known = None not in (ttft, itl, latency, n) and latency > 0
+    after = tokens_after_first(requests, ok)
+    known = None not in (ttft, itl, latency, after) and latency > 0
     return {
         "bookkeeping_error": window.bookkeeping_error(sent, end, rows.floats(requests, "latency_s")),
-        "consistency_error": table_consistency(ttft, itl, n or 0.0, latency) if known else None,
+        "consistency_error": table_consistency(ttft, itl, (after or 0.0) + 1, latency) if known else None,
+        "tokens_after_first": after,
         "repeated_requests": int((~never).sum()) - len(np.unique(ids[~never])),
         "rows_without_events": int((~never).sum()) - (folded.rows - folded.unknown),
         "events_without_row": folded.unknown,

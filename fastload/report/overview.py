@@ -221,9 +221,9 @@ def _speculation(pair: Mapping[str, Any]) -> Iterator[Line]:
         speeds = number(each["spec_tps"]), number(each["direct_tps"])
         cells.append([str(each["level"]), ratio, interval, *speeds, number(each["tokens_per_event"])])
     yield from ((line, "") for line in grid(cells))
-    crossed = ", ".join(f"c={number(load)}" for load in pair["crossings"]) or "nowhere"
+    crossed = " and ".join(f"at c={number(load)}" for load in pair["crossings"]) or "nowhere"
     nearest = "none" if pair["nearest_level"] is None else f"c={pair['nearest_level']}"
-    yield f"break-even: ratio 1 is crossed at {crossed}; level nearest to 1: {nearest}", ""
+    yield f"break-even: the ratio crosses 1 {crossed}; level nearest to 1: {nearest}", ""
     yield "", ""
 
 

@@ -79,6 +79,9 @@ def test_two_tokens_in_one_event(make: Any) -> None:
     assert (found["itl_ms"]["mean"], found["icl_ms"]["mean"], found["icl_ms"]["n"]) == (5.0, 10.0, 2)
     assert (found["tokens_per_event"], found["completion_tokens_mean"]) == (2.0, 6.0)
     assert found["decode_tps"]["mean"] == pytest.approx(200.0)
+    # 10 ms + 4 tokens after the first event x 5 ms = 30 ms, the latency
+    assert found["checks"]["tokens_after_first"] == pytest.approx(4.0)
+    assert found["checks"]["consistency_error"] == pytest.approx(0.0, abs=1e-12)
     assert found["aggregate_tok_s"] == pytest.approx(6 / 0.03)
 
 

@@ -76,7 +76,7 @@ def test_the_report_by_the_convention_of_its_source(run: Any, kimi: list[str]) -
     assert "vllm-direct 76 164 427 1084" in lines  # at 5, 15, 45, 120 s
     assert "vllm-direct ? 427 ? 682" in lines  # P50, P90, P99, mean
     assert "16 0.99 - 43.60 43.95 -" in lines
-    assert "break-even: ratio 1 is crossed at c=15.37; level nearest to 1: c=16" in lines
+    assert "break-even: the ratio crosses 1 at c=15.37; level nearest to 1: c=16" in lines
     assert any(
         line.startswith("flag_not_in_force: vllm-spec at c=64: max_num_seqs 32, decoding 58.98") for line in lines
     )
