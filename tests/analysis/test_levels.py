@@ -212,7 +212,9 @@ def test_checks_find_what_is_missing_or_doubled(make: Any) -> None:
     requests, tokens = make.tables([make.request(at, at + 1, [make.event(0.5)]) for at in range(4)])
     whole = level_figures(requests, tokens, make.facts(1))["checks"]
     assert {
-        name: whole[name] for name in whole if name not in ("bookkeeping_error", "consistency_error", "tokens_after_first")
+        name: whole[name]
+        for name in whole
+        if name not in ("bookkeeping_error", "consistency_error", "tokens_after_first")
     } == {
         "repeated_requests": 0,
         "rows_without_events": 0,
