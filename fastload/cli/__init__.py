@@ -15,10 +15,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 import click
 
 from fastload import __version__
+from fastload.cli.argv import KEY_VARIABLE, protect, secrets_in
 from fastload.cli.display import one_line
 from fastload.cli.signals import Interrupted
 from fastload.errors import PlanError, TargetError, TraceError
@@ -112,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     _fill_standard_streams()
+    sys.excepthook = _say_a_bug
+    protect([*secrets_in(argv), *filter(None, [os.environ.get(KEY_VARIABLE)])])
 
     def command() -> object:
         # Not `cli.main`: it has its own way with a broken pipe, and says nothing.
@@ -176,6 +180,15 @@ def _forget_what_nobody_takes() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
+def _say_a_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of what nothing caught, as Python would, but without secrets."""
+    import traceback
+
+    from fastload.load.hiding import hide
+
+    sys.stderr.write(hide("".join(traceback.format_exception(kind, error, trace))))
+
+
 def _click_line(error: click.ClickException) -> str:
     """Return click's complaint as one line that begins with the flag."""
     if isinstance(error, click.NoSuchOption):
@@ -197,7 +210,7 @@ def _see_help(error: click.UsageError) -> str:
 
 
 def _say(line: str) -> None:
-    """Write one line on stderr, whatever the message holds; a closed stderr is no reason to fail."""
+    """Write one line on stderr, whatever the message holds, but no secret; a closed stderr is no reason to fail."""
     try:
         click.echo(f"fastload: {one_line(line)}", err=True)
     except OSError:

@@ -405,7 +405,10 @@ def clock(seconds: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text on one line and without control characters: servers choose some of it, and terminals
+    """Return the text on one line, without secrets and control characters: servers choose some of it, and terminals
     obey them.
     """
+    from fastload.load.hiding import hide
+
+    text = hide(text)
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

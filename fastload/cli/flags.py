@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastload.cli import inputs
+from fastload.cli.argv import MASK, SECRET_NAME, URL_LOGIN
 from fastload.errors import PlanError
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def way(typed: Mapping[str, Any]) -> Way:
     tls = TlsOptions(ca_file, cert, key, typed["insecure"])
     if (ca_file or cert or typed["insecure"]) and not (typed["url"] or "").strip().startswith("https://"):
         flag = "--ca-file" if ca_file else "--client-cert" if cert else "--insecure"
-        raise PlanError(f"{flag}: is for https servers; --url is {typed['url'] or 'not given'}")
+        url = URL_LOGIN.sub(MASK, typed["url"] or "not given")
+        raise PlanError(f"{flag}: is for https servers; --url is {url}")
     if ca_file or cert:
         context(tls)  # its PlanError now, before anything is started
     if typed["proxy"] is not None and typed["url"] is None:
@@ -93,13 +95,16 @@ def warn_of_ignored_proxies(proxy: str | None, quiet: bool) -> None:
         )
 
 
-def warn_of_typed_key(typed: str | None, quiet: bool) -> None:
-    """Say on stderr that a key on the command line is no secret."""
-    if typed is not None and not quiet:
+def warn_of_typed_secrets(typed: Mapping[str, Any], quiet: bool) -> None:
+    """Say on stderr that a key, a secret header or a proxy's password on the command line is no secret."""
+    found = ["--api-key"] * (typed["api_key"] is not None)
+    names = [text.partition("=")[0].strip() for text in typed["headers"]]
+    found += [f"--header {name}" for name in names if SECRET_NAME.search(name)]
+    found += ["the login in --proxy"] * bool(URL_LOGIN.search(typed.get("proxy") or ""))
+    if found and not quiet:
+        right = "; FASTLOAD_API_KEY or --api-key-file keep a key to yourself"
         click.echo(
-            "fastload: warning: others on this machine can see --api-key in the process list; "
-            "use FASTLOAD_API_KEY or --api-key-file",
-            err=True,
+            f"fastload: warning: others on this machine can see {', '.join(found)} in the process list{right}", err=True
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fastload.cli import inputs
+from fastload.cli.argv import masked
 from fastload.errors import PlanError
 
 FORMATS = ("kimi-report", "vllm", "aiperf", "cordatus")
@@ -44,7 +44,7 @@ def import_(
 
     sources = read(Path(file), form)
     given = [_label(text, {each.name for each in sources}) for text in labels]
-    command = ["fastload", *inputs.masked(sys.argv[1:] if words is None else words)]
+    command = ["fastload", *masked(sys.argv[1:] if words is None else words)]
     for each in sources:
         own = {key: value for whose, key, value in given if whose in (None, each.name)}
         if name is None:

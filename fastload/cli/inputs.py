@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastload.cli.argv import HEADER_NAME, protect
 from fastload.errors import PlanError
 
 if TYPE_CHECKING:
     from fastload.load.secrets import Secret
 
-# RFC 9110 section 5.6.2: what a header name may be made of.
-HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 # The measurer writes these itself; a second one would break the framing or the stream.
 RESERVED_HEADERS = frozenset(
     {
@@ -37,11 +36,7 @@ RESERVED_HEADERS = frozenset(
         "upgrade",
     }
 )
-# A header whose name says one of these carries a secret: its value is never written anywhere.
-SECRET_NAME = re.compile(r"auth|key|token|secret|cookie|passw|credential|signature", re.IGNORECASE)
-URL_PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-MASK = "***"
 
 
 def whole(lowest: int, highest: int | None = None) -> dict[str, Any]:
@@ -186,7 +181,10 @@ def api_key(typed: str | None, file: str | None) -> Secret | None:
 
     if typed is not None and file is not None:
         raise PlanError("--api-key and --api-key-file are both given; give one")
-    return checked_key(typed, "--api-key") if typed is not None else read_key(file)
+    key = checked_key(typed, "--api-key") if typed is not None else read_key(file)
+    if key is not None:
+        protect([key.reveal()])
+    return key
 
 
 def writable(flag: str, directory: Path) -> Path:
@@ -247,33 +245,3 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def masked(arguments: Sequence[str]) -> list[str]:
-    """Return the command line for the manifest: keys, secret headers and passwords in URLs replaced by
-    `***`.
-    """
-    out: list[str] = []
-    flag = ""  # the flag whose value the next word is
-    for word in arguments:
-        if flag in ("--api-key", "--header"):
-            out.append(_masked_value(flag, word))
-            flag = ""
-            continue
-        name, equals, value = word.partition("=")
-        if name in ("--api-key", "--header") and equals:
-            out.append(f"{name}={_masked_value(name, value)}")
-        else:
-            out.append(URL_PASSWORD.sub(MASK, word))
-        flag = "" if equals else word
-    return out
-
-
-def _masked_value(flag: str, value: str) -> str:
-    """Return the value of a flag that may carry a secret, masked where it does."""
-    if flag == "--api-key":
-        return MASK
-    name, equals, _ = value.partition("=")
-    if equals and HEADER_NAME.match(name.strip()) and not SECRET_NAME.search(name):
-        return value
-    return f"{name}={MASK}" if equals else MASK

@@ -30,14 +30,15 @@ def models(
     """List the models a server serves, one a line."""
     key, sent = flags.credentials(api_key, api_key_file, headers)
     way = flags.way({"url": url, **typed})
-    flags.warn_of_typed_key(api_key, quiet)
+    flags.warn_of_typed_secrets({"api_key": api_key, "headers": headers, **typed}, quiet)
     flags.warn_of_ignored_proxies(typed["proxy"], quiet)
 
+    from fastload.load.hiding import hidden
     from fastload.load.target import SIMULATED_OWNER, list_models
 
     entries = list_models(url, key, sent, way)
     if as_json:
-        click.echo(json.dumps(entries, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(hidden(entries), indent=2, ensure_ascii=False))
         return
     for entry in entries:
         click.echo(one_line(entry["id"]))

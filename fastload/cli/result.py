@@ -51,6 +51,7 @@ def conclude(writer: RunWriter, outcome: Outcome) -> End:
     What the disk does not take is among the faults. TraceError if no figures can be had either.
     """
     from fastload.analysis.summary import summarise_levels, write_summary
+    from fastload.load.hiding import hidden
     from fastload.trace import Run
 
     lost = writer.settle()
@@ -62,7 +63,8 @@ def conclude(writer: RunWriter, outcome: Outcome) -> End:
     assert isinstance(listed, list)
     levels = sorted((one for one in listed if one["index"] >= 0), key=lambda one: one["index"])
     try:
-        summary = summarise_levels(run.manifest, ((facts, *_tables(run, writer, facts["dir"])) for facts in levels))
+        tables = ((facts, *_tables(run, writer, facts["dir"])) for facts in levels)
+        summary = hidden(summarise_levels(run.manifest, tables))
     except TraceError as error:
         raise TraceError("; ".join([*faults, *(lost or [str(error)])])) from error
     on_disk: list[str] = []

@@ -91,7 +91,7 @@ def serve_sim(
     """
     key = inputs.api_key(api_key, api_key_file)
     cpu = inputs.processor(cpu)
-    flags.warn_of_typed_key(api_key, quiet)
+    flags.warn_of_typed_secrets({"api_key": api_key, "headers": ()}, quiet)
 
     from fastload.sim.options import Options
     from fastload.sim.server import serve

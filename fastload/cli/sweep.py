@@ -18,6 +18,7 @@ import click
 
 from fastload import __version__
 from fastload.cli import calibrate, display, flags, host, inputs, order, record, result, signals
+from fastload.cli.argv import masked
 from fastload.errors import TargetError, TraceError
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ def sweep(words: Sequence[str] | None, /, **typed: Any) -> int:
     the built-in simulated engine is measured, and everything says SIMULATED.
     """
     asked = order.check(typed)
-    flags.warn_of_typed_key(typed["api_key"], asked.quiet)
+    flags.warn_of_typed_secrets(typed, asked.quiet)
     if asked.url is not None:
         flags.warn_of_ignored_proxies(typed["proxy"], asked.quiet)
-    command = ["fastload", *inputs.masked(sys.argv[1:] if words is None else words)]
+    command = ["fastload", *masked(sys.argv[1:] if words is None else words)]
     with signals.installed() as brake, contextlib.ExitStack() as held:
         shown = display.choose(asked.quiet, simulated=asked.url is None)
         held.callback(shown.close)

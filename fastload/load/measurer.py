@@ -9,14 +9,16 @@ process.
 """
 
 import asyncio
+import contextlib
 import errno
 import gc
 import os
 import resource
 import signal
 import sys
+import traceback
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -24,6 +26,7 @@ import uvloop
 
 from fastload import _client, _timing
 from fastload.load import connections, patience, shared, tls
+from fastload.load.hiding import hide, protect
 
 SWEEP_S = 0.1  # how often time limits are looked at: four times within the shortest, but not without end
 SHORTEST_SWEEP_S = 0.005
@@ -45,8 +48,11 @@ def main() -> None:
 
 def _broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Our own fault: stop at once. A broken instrument must not go on measuring; sealed blocks are safe."""
-    loop.default_exception_handler(context)
-    sys.stderr.flush()
+    fault = context.get("exception")
+    told = traceback.format_exception(fault) if isinstance(fault, BaseException) else []
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+        sys.stderr.write(hide("".join([str(context.get("message")), "\n", *told])))
+        sys.stderr.flush()
     os._exit(70)
 
 
@@ -124,9 +130,12 @@ class Measurer:
     def do_hello(self, *, slots: int, head: str, family: int, sockaddr: list[Any], stamp: str, cpu: int | None,
                  save_text: bool, limits: dict[str, float], max_failures: int | None,
                  respect_retry_after: bool = False, tunnel: str | None = None,
-                 tls_options: dict[str, Any] | None = None, server_name: str | None = None) -> None:
+                 tls_options: dict[str, Any] | None = None, server_name: str | None = None,
+                 secrets: Sequence[str] = ()) -> None:
         """Set up: `head` is the request head up to the content-length, `tunnel` what a proxy is asked; secrets
-        included."""
+        included, and named in `secrets`."""
+        for secret in secrets:
+            protect(secret)
         if cpu is not None:
             os.sched_setaffinity(0, {cpu})
         self.head = head.encode("latin-1")

@@ -12,6 +12,7 @@ import orjson
 
 from fastload import _client, _timing
 from fastload.load import shared
+from fastload.load.hiding import clean_environment
 
 END_S = 1.2  # how long a measurer may take to hand over what it has
 
@@ -45,6 +46,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=fds,
+            env=clean_environment(),
             process_group=0,  # a Ctrl-C of the terminal is for us alone, from the measurer's first instruction on
         )
         os.close(self._out_writer)

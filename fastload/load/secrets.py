@@ -62,7 +62,10 @@ def read_key(
         except UnicodeDecodeError:
             raise PlanError(f"--api-key-file {key_file}: not a text file; put the key alone in it") from None
         except OSError as error:
-            raise PlanError(f"--api-key-file {key_file}: cannot be read: {error.strerror or error}") from None
+            # A long name without slash and dot may be the key itself, given to the wrong flag.
+            is_name = "/" in key_file or "." in key_file or len(key_file) < 16
+            shown = key_file if is_name else "(not shown, for it may be the key itself)"
+            raise PlanError(f"--api-key-file {shown}: cannot be read: {error.strerror or error}") from None
         return checked_key(text, f"--api-key-file {key_file}")
     text = (os.environ if environment is None else environment).get(KEY_VARIABLE, "")
     return checked_key(text, KEY_VARIABLE) if text else None

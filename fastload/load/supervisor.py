@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from fastload import _timing
 from fastload.errors import TargetError, TraceError
 from fastload.load import shared
+from fastload.load.hiding import protected
 from fastload.load.process import END_S, DiedError, Process
 from fastload.load.progress import Meter, Progress
 from fastload.load.secrets import Secret
@@ -224,6 +225,7 @@ class _Session:
         streams = max(level.concurrency for level in self.plan.levels)
         self.process.tell(
             do="hello",
+            secrets=protected(),
             slots=streams,
             head=self.head,
             family=int(address.family),

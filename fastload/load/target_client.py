@@ -1,5 +1,6 @@
 """A plain HTTP client for the questions asked before a run (never for measuring), along the way the run will take."""
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ import httpx
 
 from fastload.errors import TargetError
 from fastload.load import tls
+from fastload.load.hiding import hide, hide_start
 from fastload.load.secrets import Secret
 from fastload.load.target_address import Address, NotYetError
 from fastload.load.tunnel import TUNNEL_HEAD, tunnel_refusal
@@ -17,6 +19,7 @@ LOOK_TIMEOUT_S = 10.0  # for lists and health
 FACT_TIMEOUT_S = 2.0  # for what is nice to know
 TUNNEL_READ = 65_536
 ANSWER_TIMEOUT_S = 120.0  # for a completion: a cold engine compiles
+OTHER_VARIABLE = "OPENAI_API_KEY"  # in many an environment; a key goes to no server it was not given for
 ANTHROPIC_VERSION = "2023-06-01"  # of the messages API; servers that do not speak it ignore the header
 
 
@@ -156,7 +159,7 @@ def said(response: httpx.Response) -> str:
         kind = response.headers.get("content-type", "").partition(";")[0]
         message = response.text if kind == "text/plain" else ""
     line = " ".join(message.split())
-    return line if len(line) <= 200 else line[:197] + "..."
+    return hide(line) if len(line) <= 200 else hide_start(line, 197) + "..."
 
 
 def _message(body: object) -> str | None:
@@ -181,7 +184,8 @@ def denied(status: int, url: str, key: Secret | None) -> str:
     """The line for 401 and 403."""
     where = "--api-key-file or FASTLOAD_API_KEY"
     if key is None:
-        return f"{url}: the server wants an API key (HTTP {status}); give it by {where}"
+        other = f" ({OTHER_VARIABLE} is OpenAI's, and not sent to others)" if OTHER_VARIABLE in os.environ else ""
+        return f"{url}: the server wants an API key (HTTP {status}); give it by {where}{other}"
     return f"{url}: the server refuses the API key given (HTTP {status}); check {where}"
 
 

@@ -1,5 +1,7 @@
 """A proxy's answer to CONNECT, as both processes read it."""
 
+from fastload.load.hiding import hide_start
+
 TUNNEL_HEAD = 65_536  # the longest head that is read
 
 
@@ -9,5 +11,5 @@ def tunnel_refusal(head: bytes) -> str | None:
     version, _, status = line.partition(" ")
     if version.startswith("HTTP/1.") and status.startswith("2"):
         return None
-    shown = "".join(c if c.isprintable() else "?" for c in status or line)[:100]
+    shown = "".join(c if c.isprintable() else "?" for c in hide_start(status or line, 100))
     return f"the proxy refuses the tunnel ({shown})"

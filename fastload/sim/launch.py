@@ -40,7 +40,9 @@ def start(options: Options | None = None, cpu: int | None = None) -> Iterator[st
     ]
     if cpu is not None:
         command += ["--cpu", str(cpu)]
-    environment = os.environ | ({KEY_VARIABLE: options.api_key} if options.api_key is not None else {})
+    # The key is for the server that is measured, if one is: an engine of ours needs none to be started.
+    inherited = {name: value for name, value in os.environ.items() if name != "FASTLOAD_API_KEY"}
+    environment = inherited | ({KEY_VARIABLE: options.api_key} if options.api_key is not None else {})
     with tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
             command,

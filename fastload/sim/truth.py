@@ -62,8 +62,9 @@ def start(pace: Pace, log_path: Path, cpu: int | None = None) -> Iterator[str]:
     command += ["--ttft-ms", str(pace.ttft_ms), "--step-ms", str(pace.step_ms)]
     if cpu is not None:
         command += ["--cpu", str(cpu)]
+    inherited = {name: value for name, value in os.environ.items() if name != "FASTLOAD_API_KEY"}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=inherited
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         try:

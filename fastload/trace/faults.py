@@ -12,6 +12,7 @@ from typing import Final
 
 import orjson
 
+from fastload.load.hiding import hide, hide_start
 from fastload.load.redirects import shown_location
 
 ERROR_CHARACTERS: Final = 500
@@ -90,11 +91,16 @@ def parse_json(raw: bytes) -> object:
 
 
 def cut(text: str) -> str:
-    """`text` as it may stand in a column: without lone surrogates, at most 500 characters."""
-    return clean(text[:ERROR_CHARACTERS])
+    """`text` as it may stand in a column: without our secrets and lone surrogates, at most 500 characters."""
+    return _encodable(hide_start(text, ERROR_CHARACTERS))
 
 
 def clean(text: str) -> str:
+    """`text` without our secrets, should the server say them, and without lone surrogates."""
+    return _encodable(hide(text))
+
+
+def _encodable(text: str) -> str:
     """`text` without lone surrogates, which no UTF-8 column can hold."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 

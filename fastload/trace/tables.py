@@ -376,7 +376,8 @@ def _requests_table(
         "retried": flags & RF_RETRIED != 0,
         "due_late": flags & RF_DUE_LATE != 0,
         "server_request_id": [
-            one.answer_id or head.get("x-request-id") for one, head in zip(answer, heads, strict=True)
+            one.answer_id or faults.cut(head.get("x-request-id", "")) or None
+            for one, head in zip(answer, heads, strict=True)
         ],
         "ttft_ms": _floats(_between(first_token, sent, ok) / 1e6),
         "response_ttft_ms": _floats(_between(first_token, due, ok) / 1e6),

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from fastload import _timing
 from fastload.errors import PlanError, TraceError
+from fastload.load.hiding import hidden, hide
 from fastload.load.identity import own_process
 from fastload.trace.layout import KINDS, level_dir, part_name
 from fastload.trace.rows import LevelRows
@@ -177,7 +178,7 @@ class RunWriter:
     def log(self, text: str) -> None:
         """Append a line to run.log, with the UTC time."""
         path = self.path / "run.log"
-        line = f"{utc_text(_timing.realtime_ns())} {text}\n"
+        line = f"{utc_text(_timing.realtime_ns())} {hide(text)}\n"
         try:
             with path.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(line)
@@ -346,14 +347,14 @@ def write_part(path: Path, table: pa.Table, layout: dict[str, object]) -> None:
 
 
 def write_json(path: Path, value: object, *, sync: bool = True) -> None:
-    """Replace a JSON file in one step; unknown types become text. TraceError names the path."""
+    """Replace a JSON file in one step, without secrets; unknown types become text. TraceError names the path."""
     temporary = path.with_name(path.name + TEMPORARY)
     option = (
         orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     )
     try:
         with temporary.open("wb") as file:
-            file.write(orjson.dumps(value, option=option, default=str))
+            file.write(orjson.dumps(hidden(value), option=option, default=str))
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

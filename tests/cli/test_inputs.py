@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from fastload.cli import inputs
+from fastload.cli import argv, inputs
 from fastload.errors import PlanError
 
 
@@ -180,11 +180,28 @@ def test_the_cpu_must_be_one_we_may_use() -> None:
         inputs.processor(100_000)
 
 
+@pytest.mark.parametrize(
+    ("words", "secrets"),
+    [
+        (["sweep", "--api-key", "sk-1"], ["sk-1"]),
+        (["sweep", "--api-key=sk-1", "--name", "a"], ["sk-1"]),
+        (["--header", "X-Team=a", "--header", "authorization=Basic c2V=", "--header=X-Key=k=1"], ["Basic c2V=", "k=1"]),
+        (["--url", "http://u:p%40q@host/v1"], ["u:p%40q"]),
+        (["--proxy=http://u:p@q/r@host:1"], ["u:p@q/r"]),
+        (["--base-url", "u:p/q@host", "--label", "to=a@b"], ["u:p/q"]),
+        (["--url", "http://host/v1", "--api-key"], []),
+    ],
+)
+def test_secrets_in_a_command_line(words: list[str], secrets: list[str]) -> None:
+    assert argv.secrets_in(words) == secrets
+    assert not any(secret in word for word in argv.masked(words) for secret in secrets)
+
+
 def test_secrets_are_masked_in_the_command_line() -> None:
     words = "sweep --api-key sk-1 --api-key=sk-2 --header=X-Api-Key=sk-4 --header X-Team=search".split()
     words += ["--header", "Authorization=Bearer sk-3", "--header=Cookie=sk-5", "--header", "Bearer sk-6"]
     words += ["--url", "http://me:sk-7@host/v1", "--url=https://sk-8@host", "--label", "key=seen", "--header"]
-    line = inputs.masked(words)
+    line = argv.masked(words)
     assert "sk-" not in " ".join(line)
     assert line[:4] == ["sweep", "--api-key", "***", "--api-key=***"]
     assert "X-Team=search" in line and "Authorization=***" in line and "key=seen" in line

@@ -152,13 +152,27 @@ def test_why_a_run_did_not_go_well() -> None:
     assert ended("suspect").why(False) == ()
 
 
-def test_a_typed_key_is_warned_of_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    flags.warn_of_typed_key("sk-1", quiet=False)
+def test_typed_secrets_are_warned_of_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    none: dict[str, Any] = {"api_key": None, "headers": (), "proxy": None}
+    typed = {"api_key": "sk-1", "headers": ("X-Team=a", "Authorization=Basic c2VjcmV0"), "proxy": "http://u:p@q@host:1"}
+    flags.warn_of_typed_secrets(typed, quiet=False)
     told = capsys.readouterr().err
-    assert "warning" in told and "FASTLOAD_API_KEY" in told and "sk-1" not in told
-    flags.warn_of_typed_key("sk-1", quiet=True)
-    flags.warn_of_typed_key(None, quiet=False)
+    assert "warning" in told and "FASTLOAD_API_KEY" in told
+    assert "can see --api-key, --header Authorization, the login in --proxy in the process list" in told
+    assert not any(secret in told for secret in ("sk-1", "c2VjcmV0", "p@q", "X-Team"))
+    flags.warn_of_typed_secrets(typed, quiet=True)
+    flags.warn_of_typed_secrets(none | {"headers": ("X-Team=a",), "proxy": "http://host:1"}, quiet=False)
     assert capsys.readouterr().err == ""
+
+
+def test_a_traceback_of_ours_has_no_secret_in_it() -> None:
+    code = "from fastload import cli\nfrom unittest import mock\n"
+    code += "def broken(context):\n    raise ValueError('sk-e2e-4f1d0c and c2stZTJlLTRmMWQwYw==')\n"
+    code += "with mock.patch.object(cli.cli, 'invoke', broken):\n"
+    code += "    cli.main(['models', '--url', 'http://h', '--api-key', 'sk-e2e-4f1d0c'])\n"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and done.stderr.endswith("ValueError: *** and ***==\n")
 
 
 def test_one_line_takes_control_characters_away() -> None:

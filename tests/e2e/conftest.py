@@ -113,7 +113,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 [*COMMAND, *words],
                 cwd=options.pop("cwd", tmp_path),
                 env=environment(**(env or {})),
-                stdin=subprocess.DEVNULL,
+                stdin=options.pop("stdin", subprocess.DEVNULL),
                 stdout=options.pop("stdout", subprocess.PIPE),
                 stderr=options.pop("stderr", subprocess.PIPE),
                 text=True,

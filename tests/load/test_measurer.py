@@ -29,6 +29,7 @@ OURS = {
     "fastload.load",
     "fastload.load.answer_head",
     "fastload.load.connections",
+    "fastload.load.hiding",
     "fastload.errors",
     "fastload.load.patience",
     "fastload.load.shared",
