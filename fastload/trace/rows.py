@@ -30,6 +30,7 @@ class LevelRows:
         self.context = context
         self.events_pending = 0
         self.rows_pending = 0
+        self.raw_pending = 0  # bytes of payloads kept raw
         self._events: list[dict[str, npt.NDArray[np.generic]]] = []
         self._rows: list[Ints] = []
         self._blobs: dict[int, list[Blob]] = {}
@@ -50,6 +51,7 @@ class LevelRows:
             self.rows_pending += block.n_rows
         for request, ordinal, kind, raw in block.blobs:
             self._blobs.setdefault(request, []).append((ordinal, kind, bytes(raw)))
+            self.raw_pending += len(raw)
 
     def take(self, close: bool = False) -> Batch | None:
         """The finished requests since the last take, None if there are none.
@@ -87,6 +89,7 @@ class LevelRows:
         order = np.argsort(group, kind="stable")
         finished = {name: column[done][order] for name, column in events.items()}
         blobs = [self._blobs.pop(number, []) for number in rows[:, AT["request"]].tolist()]
+        self.raw_pending -= sum(len(raw) for pieces in blobs for _, _, raw in pieces)
         return build(self.context, rows, group[order], finished, blobs)
 
     def _give_up(self, event_requests: npt.NDArray[np.generic], rows: Ints) -> Ints:

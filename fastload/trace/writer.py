@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fastload.load.supervisor import LevelFacts
 
 PART_EVENTS: Final = 1_000_000  # a part inside a level is written at so many events
+PART_BYTES: Final = 64 << 20  # or where it holds so much: whole texts, say
 PART_INTERVAL_NS: Final = 50 * 10**9  # or so long after the last: with its writing no row waits for a minute
 WAITING_BYTES: Final = 512 << 20  # rows that wait for a disk to take them; with more the run is ended
 DISK_FAULTS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO}  # not the user's mistake
@@ -128,10 +129,11 @@ class RunWriter:
         """
         level = self._levels[block.level]
         level.rows.add(block)
-        if level.rows.events_pending >= PART_EVENTS or _is_old(level):
+        if level.rows.raw_pending >= PART_BYTES:
+            self._take(level)  # most of a raw payload is in no column
+        if level.rows.events_pending >= PART_EVENTS or self._has_much(level) or _is_old(level):
             error = self._try_to_write(level)
-            waiting = sum(batch.requests.nbytes + batch.tokens.nbytes for batch in level.batches)
-            if error is not None and (waiting > WAITING_BYTES or not self.path.is_dir()):
+            if error is not None and (level.waiting() > WAITING_BYTES or not self.path.is_dir()):
                 raise error
 
     def write_old(self) -> None:
@@ -236,14 +238,18 @@ class RunWriter:
 
     def _take(self, level: _Level, close: bool = False) -> None:
         batch = level.rows.take(close)
-        level.written_ns = _timing.now_ns()
         if batch is not None:
             level.missing += batch.events_missing
             level.batches.append(batch)
 
+    def _has_much(self, level: _Level) -> bool:
+        """Whether a part is due for its size; a disk that takes none is not asked at every block."""
+        return not self._behind and level.waiting() >= PART_BYTES
+
     def _try_to_write(self, level: _Level) -> TraceError | None:
         """Write a part, and say so if that fails, or works again."""
         self._take(level)
+        level.written_ns = _timing.now_ns()
         try:
             self._flush(level)
         except TraceError as error:
@@ -291,6 +297,10 @@ class _Level:
     batches: list[Batch] = dataclasses.field(default_factory=list)
     parts: int = 0
     missing: int = 0  # events the measurer counted and the trace never got: the run's verdict reads it
+
+    def waiting(self) -> int:
+        """Bytes taken and not on disk."""
+        return sum(batch.requests.nbytes + batch.tokens.nbytes for batch in self.batches)
 
 
 def _is_old(level: _Level) -> bool:

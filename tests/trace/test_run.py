@@ -160,6 +160,30 @@ def test_bytes_per_token_on_disk(
     assert size <= 4.5
 
 
+@pytest.mark.parametrize("save_text", [False, True])
+def test_raw_payloads_are_let_go_of_long_before_a_part_is_due(
+    save_text: bool, tmp_path: Path, recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose every answer has to be kept raw: of most of it the trace keeps a few numbers."""
+    monkeypatch.setattr(writer, "PART_BYTES", 300_000)
+    run = create_run(tmp_path, "test", {}, save_text=save_text)
+    run.begin_level(0, 1, lambda request: None, 1)
+    most = 0
+    for request in range(40):
+        made = recording()
+        made.sent(request, SENT)
+        content = {"choices": [{"index": 0, "delta": {"content": ["x"], "text": "y" * 50_000}}]}
+        if save_text:
+            content = {"choices": [{"index": 0, "delta": {"content": "y" * 50_000}}]}
+        made.event(request, SENT + MS, t.CH_ODD, raw=content)
+        made.row(request, sent_ns=SENT, done_ns=SENT + MS)
+        run.add_block(made.blocks()[0])
+        (level,) = run._levels.values()
+        most = max(most, level.rows.raw_pending + level.waiting())
+    assert most < 400_000 and (level.parts > 3) == save_text
+    assert [row["request"] for row in run.finished(0)] == list(range(40))
+
+
 def test_parts_inside_a_level(tmp_path: Path, recording: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "PART_EVENTS", 8)
     run = begun(tmp_path, (0, 1))
