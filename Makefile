@@ -9,7 +9,7 @@ INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 # Arguments for `make sweep`, `make test` and `make bench`, e.g. make test ARGS='-k sim'
 ARGS ?=
 # Quick ones first; each is a claim of bench/README.md.
-BENCHES ?= clock histogram wire trace analysis pacing saturate stamps peers
+BENCHES ?= clock histogram wire trace analysis pacing saturate stamps churn peers
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
