@@ -73,7 +73,7 @@ def test_help_of_sweep_has_the_flags_of_the_design(run: Any) -> None:
         --random-output-len --ignore-eos --temperature --top-p --top-k --min-p --presence-penalty
         --frequency-penalty --repetition-penalty --stop --extra-body --header --label --seed --api-key
         --api-key-file --connect-timeout --first-byte-timeout --idle-timeout --timeout --max-failures
-        --cpu --save-text --output --name --quiet --json --strict
+        --respect-retry-after --cpu --save-text --output --name --quiet --json --strict
     """
     assert [flag for flag in wanted.split() if flag not in told] == []
     assert "1,2,4,8,16,32,64" in told and "FASTLOAD_API_KEY" in told

@@ -15,7 +15,7 @@ from fastload import cli, open_run
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.with_name("load")))
 
-from adversity import FAULTS, Fault  # noqa: E402
+from adversity import FAULTS, Fault, refusal  # noqa: E402
 from api import api  # noqa: E402
 from scripted import Call, serve  # noqa: E402
 
@@ -86,3 +86,17 @@ def test_a_fault(name: str, sweep: Sweep, tmp_path: Path) -> None:
     assert last.startswith("fastload: level 3: all 9 measured requests failed; the last: ")
     assert "level 4 was not tried" in last
     assert "c=3: all 9 measured requests failed" in "; ".join(run.manifest["verdict"]["reasons"])
+
+
+@pytest.mark.parametrize("flag", [[], ["--respect-retry-after"]], ids=["not asked", "asked"])
+def test_a_server_that_asks_to_be_left_alone(flag: list[str], sweep: Sweep, tmp_path: Path) -> None:
+    """Each third request meets a 429: its stream goes on at once, or after what the server said."""
+    busy = refusal(429, b"Retry-After-Ms: 120")
+    with serve(api(lambda call: call.finish(busy), lambda call, number: number % 3 == 2)) as server:
+        words = ["--levels", "1", "--num-requests", "9", *flag]
+        sweep("--url", f"http://127.0.0.1:{server.port}", *words)
+    rows = the_run(tmp_path).requests("00-c1").sort_by("request").to_pylist()
+    refused = [at for at, row in enumerate(rows) if row["status"] == "http_status"]
+    assert len(refused) == 3 and {rows[at]["retry_after_s"] for at in refused} == {0.12}
+    after = {at + 1 for at in refused}
+    assert [row["backoff_ms"] for row in rows] == [120 if flag and at in after else 0 for at in range(len(rows))]
