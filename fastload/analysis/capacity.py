@@ -70,9 +70,8 @@ def capacities(
 ) -> dict[str, Any]:
     """Return the capacity of each configuration, what it is beside the others, and how it moves.
 
-    {"rows": [{"name", .. of Capacity, "sensitivity": {"think_time": {"5": users}, "percentile": {"mean": users}},
-    "percentiles_judged": [..]}],
-    "relative": [{"of", "to", "ratio"}] for each pair, the larger first}; users are null where no level passes.
+    {"rows": [{"name", .. of Capacity, "sensitivity": {"think_time": {"5": users}, "percentile": {"mean": users}}}],
+    "relative": [{"of", "to", "ratio"}] for each pair, the larger first}.
     """
     found = [(one, capacity(one, limits, think_time_s)) for one in configurations]
     return {
@@ -82,11 +81,6 @@ def capacities(
                 **asdict(each),
                 "passed_above": list(each.passed_above),
                 "sensitivity": sensitivity(one, limits, think_time_s),
-                "percentiles_judged": [
-                    name
-                    for name in slo.PERCENTILES
-                    if capacity(one, replace(limits, percentile=name), think_time_s).judged
-                ],
             }
             for one, each in found
         ],
@@ -95,15 +89,22 @@ def capacities(
 
 
 def sensitivity(one: Configuration, limits: Slo, think_time_s: float) -> dict[str, dict[str, int | None]]:
-    """Return the users at other think times, and with the limits asked of another percentile."""
+    """Return the users at other think times, and with the limits asked of another percentile.
+
+    0 where every level fails, None where there is no figure to judge or count by.
+    """
     return {
         "think_time": {
-            f"{time:g}": capacity(one, limits, time).users for time in sorted({*THINK_TIMES_S, think_time_s})
+            f"{time:g}": _users(capacity(one, limits, time)) for time in sorted({*THINK_TIMES_S, think_time_s})
         },
         "percentile": {
-            name: capacity(one, replace(limits, percentile=name), think_time_s).users for name in slo.PERCENTILES
+            name: _users(capacity(one, replace(limits, percentile=name), think_time_s)) for name in slo.PERCENTILES
         },
     }
+
+
+def _users(found: Capacity) -> int | None:
+    return 0 if found.c_max is None and found.judged else found.users
 
 
 def _relative(users: Sequence[tuple[str, int | None]]) -> list[dict[str, Any]]:

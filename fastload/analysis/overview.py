@@ -23,7 +23,7 @@ def overview(
 
     {"configurations": [{"name", "low_n": [levels], "decoding": {level: streams}, .. of the summary}], "limits",
     "convention", "think_time_s", "slo": `capacity.matrix`, "capacity": `capacity.capacities`, "speculation":
-    `speculation.speculation`, "anomalies": [{"kind", "configuration", "levels", "figures"}], "rules"}. Strict JSON:
+    `speculation.speculation`, "speculation_unpaired": [names], "anomalies": [{"kind", "configuration", "levels", "figures"}], "rules"}. Strict JSON:
     null where a figure does not exist.
     """
     found = anomalies.anomalies(configurations, limits)
@@ -36,6 +36,7 @@ def overview(
         "slo": capacity.matrix(configurations, limits),
         "capacity": capacity.capacities(configurations, limits, think_time_s) | {"note": RELATIVE},
         "speculation": speculation.speculation(configurations, limits.rules),
+        "speculation_unpaired": speculation.unpaired(configurations),
         "anomalies": [{**asdict(fact), "levels": list(fact.levels)} for fact in found],
         "rules": rules(limits, think_time_s),
     }

@@ -38,18 +38,28 @@ def speculates(one: Configuration) -> bool:
 def pairs(configurations: Sequence[Configuration]) -> list[tuple[Configuration, Configuration]]:
     """Return (without, with) for each configuration that speculates and has a twin that does not.
 
-    Twins have the same model and the same labels but for those of ITS_OWN.
+    Twins have the same labels but for those of ITS_OWN, and the same model: that of the label `model`, else the one the
+    server was asked for.
     """
-
-    def key(one: Configuration) -> tuple[object, ...]:
-        rest = {name: value for name, value in labels(one).items() if name not in ITS_OWN}
-        return one.summary["target"]["model"], tuple(sorted(rest.items()))
-
     direct: dict[object, Configuration] = {}
     for one in configurations:
         if not speculates(one):
-            direct.setdefault(key(one), one)
-    return [(direct[key(one)], one) for one in configurations if speculates(one) and key(one) in direct]
+            direct.setdefault(_of_twins(one), one)
+    return [(direct[_of_twins(one)], one) for one in configurations if speculates(one) and _of_twins(one) in direct]
+
+
+def unpaired(configurations: Sequence[Configuration]) -> list[str]:
+    """Return the names of those that speculate and have no twin, where another does not speculate at all."""
+    if all(speculates(one) for one in configurations):
+        return []
+    paired = {other.name for _, other in pairs(configurations)}
+    return [one.short_name for one in configurations if speculates(one) and one.name not in paired]
+
+
+def _of_twins(one: Configuration) -> tuple[object, ...]:
+    """What two twins have in common."""
+    rest = {name: value for name, value in labels(one).items() if name not in ITS_OWN}
+    return rest.pop("model", one.summary["target"]["model"]), tuple(sorted(rest.items()))
 
 
 def speculation(configurations: Sequence[Configuration], rules: Convention) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastload.analysis.slo import PERCENTILES
 from fastload.report import tables
 from fastload.report.tables import SIMULATED, Column, number, printable
 
@@ -47,6 +46,13 @@ def lines(report: Mapping[str, Any], width: int = WIDTH, signs: Signs = DRAWN) -
     yield from _capacity(report)
     for pair in report["speculation"]:
         yield from _speculation(pair)
+    for name in report["speculation_unpaired"]:
+        yield (
+            printable(f"{name} speculates; no run without has its model and labels, so it is set against none"),
+            "yellow",
+        )
+    if report["speculation_unpaired"]:
+        yield "", ""
     yield from _decoding(report)
     yield from _anomalies(report, width)
     yield "definitions", "bold"
@@ -190,21 +196,19 @@ def _capacity(report: Mapping[str, Any]) -> Iterator[Line]:
         ("percentile", "users with the limits at", lambda name: name if name == "mean" else name.upper()),
     ):
         names = list(found["rows"][0]["sensitivity"][kind]) if found["rows"] else []
-        rows = [
-            [row["name"], *(_users(row, row["sensitivity"][kind][name], name) for name in names)]
-            for row in found["rows"]
-        ]
+        rows = [[row["name"], *(_known(row["sensitivity"][kind][name]) for name in names)] for row in found["rows"]]
         yield from ((printable(line), "") for line in grid([[title, *map(shown, names)], *rows]))
         yield found["note"], "dim"
         yield "", ""
 
 
-def _users(row: Mapping[str, Any], value: int | None, percentile: str | None = None) -> str:
-    """Return a number of users (or c_max); 0 where every level fails, "?" where there is no figure to judge by."""
-    if value is not None:
-        return str(value)
-    judged = percentile in row["percentiles_judged"] if percentile in PERCENTILES else row["judged"]
-    return "0" if judged else "?"
+def _users(row: Mapping[str, Any], value: int | None) -> str:
+    """Return c_max or users: 0 where every level fails, "?" where there is no figure to judge or count by."""
+    return "0" if row["c_max"] is None and row["judged"] else _known(value)
+
+
+def _known(value: int | None) -> str:
+    return "?" if value is None else str(value)
 
 
 def _times(ratio: float) -> str:

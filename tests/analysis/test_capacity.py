@@ -115,6 +115,7 @@ def test_sensitivity_and_relative_capacity() -> None:
     found = capacities([narrow, wide, broken], Slo(), 10.0)
     assert [row["users"] for row in found["rows"]] == [24, 88, None]  # 8 x (1 + 10 / 5), 8 x (1 + 10 / 1)
     assert found["relative"] == [{"of": "a", "to": "b", "ratio": 88 / 24}]
+    assert sensitivity(broken, Slo(), 10.0)["percentile"] == dict.fromkeys(("p50", "p90", "p99", "mean"), 0)
     users = sensitivity(narrow, Slo(), 10.0)
     assert users["think_time"] == {"5": 16, "10": 24, "15": 32, "45": 80, "120": 200}
     assert users["percentile"] == dict.fromkeys(("p50", "p90", "p99", "mean"), 24)

@@ -11,7 +11,7 @@ from fastload.analysis.configuration import Configuration, Level
 from fastload.analysis.conventions import FASTLOAD, KIMI_REPORT
 from fastload.analysis.imported import level_figures
 from fastload.analysis.slo import Slo
-from fastload.analysis.speculation import crossings, nearest_level, pairs, ratio_interval, speculation
+from fastload.analysis.speculation import crossings, nearest_level, pairs, ratio_interval, speculation, unpaired
 from fastload.trace.formats.told import ToldLevel
 
 
@@ -29,8 +29,8 @@ def level(c: int, speeds: Sequence[float] = (), **figures: Any) -> Level:
     )
 
 
-def made(name: str, levels: Sequence[Level], model: str = "m", **labels: str) -> Configuration:
-    summary = {"run_id": name, "name": name, "simulated": False, "target": {"labels": labels, "model": model}}
+def made(name: str, levels: Sequence[Level], served: str = "m", **labels: str) -> Configuration:
+    summary = {"run_id": name, "name": name, "simulated": False, "target": {"labels": labels, "model": served}}
     return Configuration(summary, {}, {each.level: each for each in levels}, None, name)
 
 
@@ -39,10 +39,17 @@ def test_twins_differ_in_their_speculation_alone() -> None:
         made("direct", [], engine="vllm"),
         made("spec", [], engine="vllm", speculation="eagle", draft_model="d"),
         made("other engine", [], engine="sglang", speculation="eagle"),
-        made("other model", [], model="n", engine="vllm", speculation="eagle"),
+        made("other model", [], served="n", engine="vllm", speculation="eagle"),
         made("flagged", [], **{"engine": "vllm", "Speculation": "ngram", "max-num-seqs": "32"}),
     ]
     assert [(one.name, other.name) for one, other in pairs(runs)] == [("direct", "spec"), ("direct", "flagged")]
+    assert unpaired(runs) == ["other engine", "other model"]
+    assert unpaired(runs[1:]) == []  # then there is nothing to set any against
+    served = [
+        made(name, [], served=name, **{"model": "K3", **more})
+        for name, more in (("a", {}), ("b", {"speculation": "x"}))
+    ]
+    assert [(one.name, other.name) for one, other in pairs(served)] == [("a", "b")]  # a label says what a name hides
 
 
 def test_ratio_and_interval() -> None:
