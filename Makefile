@@ -13,7 +13,7 @@ BENCHES ?= clock histogram wire trace analysis pacing saturate stamps churn peer
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help sweep test bench dist clean
+.PHONY: help sweep test bench fuzz dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ bench: $(VENV)/installed-bench ## the programs in bench/, one after the other (h
 	@set -e; for program in $(BENCHES); do \
 		echo "== bench/$$program.py"; $(VENV)/bin/python "bench/$$program.py" $(ARGS); \
 	done
+
+fuzz: $(VENV)/installed-fuzz ## the byte machine under sanitizers: at random, then guided by coverage (needs clang; ten minutes)
+	$(VENV)/bin/python bench/fuzz.py asan $(ARGS)
+	$(VENV)/bin/python bench/fuzz.py guided $(ARGS)
 
 dist: $(VENV)/bin/python ## sdist and wheel, into dist/
 	$(INSTALL) build
@@ -57,4 +61,9 @@ $(VENV)/installed-test: $(SOURCES) | $(VENV)/bin/python
 $(VENV)/installed-bench: $(SOURCES) | $(VENV)/bin/python
 	rm -rf build/lib* build/bdist*
 	$(INSTALL) '.[bench]'
+	@touch $(VENV)/installed $@
+
+$(VENV)/installed-fuzz: $(SOURCES) | $(VENV)/bin/python
+	rm -rf build/lib* build/bdist*
+	$(INSTALL) '.[test,fuzz]'
 	@touch $(VENV)/installed $@

@@ -206,7 +206,8 @@ def compare_metrics(profile: str, page: str, run_path: Path) -> list[str]:
     ]
     outputs = told["vllm:time_to_first_token_seconds_count"] + told["vllm:inter_token_latency_seconds_count"]
     events = _text_events(run)
-    pairs.append(("tokens an event", told["vllm:generation_tokens_total"] / outputs, tokens / events, 1e-9 if not looks else 0.01))
+    each = told["vllm:generation_tokens_total"] / outputs
+    pairs.append(("tokens an event", each, tokens / events, 0.01 if looks else 1e-9))
     if "vllm:spec_decode_num_drafts_total" in told:
         # the last step of an answer is cut to what was asked for, so the client sees a little less
         drafted = 1 + told["vllm:spec_decode_num_accepted_tokens_total"] / told["vllm:spec_decode_num_drafts_total"]

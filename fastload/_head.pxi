@@ -41,7 +41,7 @@ cdef int head_done(Stream *s, Rec *rec) noexcept nogil:
     if s.head.n < 13 or memcmp(p, b"HTTP/1.", 7) != 0 or not c'0' <= p[7] <= c'9' or p[8] != c' ':
         return broken(s, b"the answer is not HTTP/1.x", FEED_MALFORMED)
     status = digits3(p + 9)
-    if status < 100 or not (p[12] == c' ' or p[12] == c'\r' or p[12] == c'\n'):
+    if status < 100 or not (p[12] == c' ' or p[12] == c'\n' or (p[12] == c'\r' and p[13] == c'\n')):
         return broken(s, b"the status line has no three-digit status", FEED_MALFORMED)
     if status >= 200:
         s.row[F_STATUS] = status

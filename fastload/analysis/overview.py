@@ -23,8 +23,8 @@ def overview(
 
     {"configurations": [{"name", "low_n": [levels], "decoding": {level: streams}, .. of the summary}], "limits",
     "convention", "think_time_s", "slo": `capacity.matrix`, "capacity": `capacity.capacities`, "speculation":
-    `speculation.speculation`, "speculation_unpaired": [names], "anomalies": [{"kind", "configuration", "levels", "figures"}], "rules"}. Strict JSON:
-    null where a figure does not exist.
+    `speculation.speculation`, "speculation_unpaired": [names], "anomalies": [{"kind", "configuration", "levels",
+    "figures"}], "rules"}. Strict JSON: null where a figure does not exist.
     """
     found = anomalies.anomalies(configurations, limits)
     return {

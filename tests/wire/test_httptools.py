@@ -447,6 +447,7 @@ def test_framing_and_connection(head: bytes, kept: bool, framing: int) -> None:
         b"HTTP/1.1 2000 OK\r\n\r\n",
         b"HTTP/1.1 200OK\r\n\r\n",
         b"HTTP/1.x 200 OK\r\n\r\n",
+        b"HTTP/1.1 200\rOK\r\n\r\n",
     ],
 )
 def test_what_nobody_takes(wire: bytes) -> None:

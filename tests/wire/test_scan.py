@@ -323,3 +323,19 @@ def test_changed_json(value: dict[str, Any], edits: list[tuple[float, int, str]]
         raw = raw[:at] + added + raw[at + removed :]
     events = scanned(whole.encode(), raw.encode(), raw.encode(), whole.encode())
     assert [said for event in events if (said := contradiction(event))] == []
+
+
+def test_an_odd_event_pushes_out_nothing_that_is_sure() -> None:
+    """The last usage and the first choices are kept raw: broken events that seem to have them are no others."""
+    broken = b'{"choices":[{"index":0,}],"usage":{}}'
+    usage = b'{"choices":[],"usage":{"completion_tokens":7}}'
+    token = (TOKEN % "a").encode()
+    body = b"".join(b"data: %s\n\n" % payload for payload in (broken, token, token, usage, broken))
+    events = run([HEAD + body], 10**6).events
+    assert [event.payload for event in events] == [broken, token, None, usage, broken]
+
+
+@pytest.mark.parametrize(("early", "final"), [(b"103 Early Hints", False), (b"200 OK", True)])
+def test_an_interim_answer_says_nothing_of_the_final_one(early: bytes, final: bool) -> None:
+    wire = b"HTTP/1.1 %s\r\nContent-Encoding: gzip\r\n\r\n" % early + HEAD + b"data: [DONE]\n\n"
+    assert run([wire], 10**6).encoded is final
