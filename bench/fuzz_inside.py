@@ -10,6 +10,7 @@ import faulthandler
 import json
 import random
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -140,7 +141,9 @@ def guided(*options: str) -> None:
     """libFuzzer, whose counters are those of the machine built for it. It ends the process itself."""
     import atheris
 
-    atheris.Setup([sys.argv[0], *options], lambda data: fuzzed.check(data, exact=True))
+    # to merge it starts itself again, with a shell
+    itself = shlex.join([sys.executable, "-P", sys.argv[0], "guided"])
+    atheris.Setup([itself, *options], lambda data: fuzzed.check(data, exact=True))
     atheris.Fuzz()
 
 
