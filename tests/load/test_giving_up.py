@@ -1,18 +1,22 @@
 """Failures that repeat: how they are paced, when a level is given up, and which levels are run after it."""
 
+import asyncio
 import errno
 import re
 import resource
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 from scripted import Call, answer, head, quick, serve
 from test_measurer import measurer
 from test_supervisor import Sink, bodies, later, level, load
 
-from fastload import _timing
-from fastload.load.patience import BACKOFF_LAST_MS
+from fastload import _client, _timing
+from fastload.load import patience
+from fastload.load.measurer import Measurer
 
 
 def busy(call: Call, status: int = 429, more: bytes = b"") -> None:
@@ -140,7 +144,7 @@ def test_thousands_of_refusals_are_paced_too() -> None:
         server.close()
         process.next_request = 500
         process.level(1000, index=1, slices=8)
-        while max((row["backoff_ms"] for row in process.rows), default=0) < BACKOFF_LAST_MS:
+        while max((row["backoff_ms"] for row in process.rows), default=0) < patience.BACKOFF_LAST_MS:
             assert process.listen(0.1)
         process.tell(do="cancel")
         assert process.await_message("level_done", 2)["cancelled"]
@@ -150,3 +154,47 @@ def test_thousands_of_refusals_are_paced_too() -> None:
     for slot in range(4):
         waits = [row["backoff_ms"] for row in rows if row["slot"] == slot]
         assert waits == [0, 100, 300, 700, 1500, 3100][: len(waits)]
+
+
+class Gauges:
+    """An engine as far as giving up looks at it."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, int] = dict.fromkeys(_client.GAUGES, 0)
+        self.hope = False
+        self.asked: list[bool] = []
+
+    def counters(self) -> dict[str, int]:
+        return self.told
+
+    def hopeful(self, waiting: bool) -> bool:
+        self.asked.append(waiting)
+        return self.hope
+
+
+def test_without_a_number_a_level_is_given_up_after_a_time_without_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "HOPELESS_S", 0.05)
+    gauges, stops = Gauges(), []
+    it: Any = Measurer.__new__(Measurer)
+    it.engine, it.streams, it.most_failures, it.failing_since, it.gave_up = gauges, 2, None, (0, 0.0), ""
+    it.stop_level = lambda: stops.append(it.gave_up)
+
+    async def look(wait_s: float, **told: int) -> bool:
+        await asyncio.sleep(wait_s)
+        gauges.told.update(told)
+        it.check_failures()
+        return bool(stops)
+
+    async def level() -> None:
+        assert not await look(0, failed_in_row=5, last_end=_timing.END_CONNECT)
+        assert not await look(0.1, failed_in_row=9)  # long enough, and too few
+        assert not await look(0, done=1, failed_in_row=20)  # one succeeded between: the time counts anew
+        gauges.hope = True
+        assert not await look(0.1, failed_in_row=40)
+        assert not await look(0, last_end=_timing.END_RESET)
+        assert gauges.asked == [False, True]  # who waits for an answer gives hope where the server can be reached
+        gauges.hope = False
+        assert await look(0, failed_in_row=41)
+
+    asyncio.run(level())
+    assert len(stops) == 1 and stops[0].startswith("41 requests failed in a row in 0 s and none succeeded")
