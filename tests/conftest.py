@@ -33,6 +33,12 @@ LlamaFactory = Callable[..., str]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write golden files anew instead of comparing")
+    parser.addoption("--kills", type=int, default=3, help="how often e2e/test_kill.py kills each process")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kill" in metafunc.fixturenames:
+        metafunc.parametrize("kill", range(metafunc.config.getoption("--kills")))
 
 
 @pytest.fixture
