@@ -238,7 +238,7 @@ _DELAYS = (("P50", "p50"), ("P99", "p99"), ("max", "max"))
 
 
 def _turnaround_note(levels: Sequence[LevelFigures]) -> list[str]:
-    level = _worst(levels, lambda each: each["turnaround_us"]["mean"])
+    level = _worst(levels, lambda each: each["turnaround_us"]["mean"] if each["latency_s"]["mean"] else None)
     if level is None:
         return []
     free = level["turnaround_us"]

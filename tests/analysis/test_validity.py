@@ -242,3 +242,10 @@ def test_estimates_early_stops_and_low_n_are_said(level: dict[str, Any]) -> None
     assert "ITL of 60 requests is estimated" in said
     assert "events hold 2 tokens (c=2): ITL is per token, ICL is the gap between events" in said
     assert "3 warm-up or fill requests failed too" in said
+
+
+def test_a_trace_without_latencies_has_a_verdict_all_the_same(level: dict[str, Any]) -> None:
+    """As one whose derived columns are not there: what cannot be set against them is not said."""
+    nothing = dict.fromkeys(level["latency_s"]) | {"n": 0}
+    found = verdict([change(level, {"latency_s": nothing, "ttft_ms": nothing, "itl_ms": nothing})])
+    assert not any(note.startswith("slot turn-around") for note in found["notes"])
