@@ -34,6 +34,7 @@ BATCH = 256  # events one drain takes
 STALL_REST_S = 0.001
 WARMUP_FAILURES = 3  # a server that takes no connection now is not waited for: nothing was measured yet
 KEPT_WAIT_S = 0.3  # how long after the warm-up's answer a closing server is waited for
+BRACKETS = 1024  # samples of the clock's offset that a level keeps: a day has 86 400 seconds
 CONNECTS_AT_ONCE = 128  # listen queues are often that long
 
 
@@ -97,6 +98,8 @@ class Measurer:
         self.most_failures: int | None = 0  # in a row that this level may have; None: while there is hope
         self.resting = False
         self.gc_pauses = 0
+        self.brackets: list[tuple[int, int, int]] = []
+        self.n_brackets, self.bracket_step = 0, 1
         self.lag_max_ns = 0
         self.tls_facts: dict[str, object] | None = None
         self.handshakes = self.resumed = 0
@@ -235,6 +238,7 @@ class Measurer:
         gc.freeze()
         gc.disable()
         self.gc_pauses = self.lag_max_ns = 0
+        self.brackets, self.n_brackets, self.bracket_step = [], 0, 1
         usage = resource.getrusage(resource.RUSAGE_SELF)
         started = _timing.now_ns()
         until = -1 if duration_s is None else started + int(duration_s * 1e9)
@@ -268,7 +272,7 @@ class Measurer:
             cancelled=self.cancelled, gave_up=self.gave_up,
             failed="" if self.cancelled else patience.all_failed(engine.counters()),
             short=engine.measured_open > 0 or (engine.measured_left > 0 and until < 0),
-            cpu_ns=cpu_ns, gc_pauses=self.gc_pauses, lag_max_ns=self.lag_max_ns, brackets=engine.take_brackets(),
+            cpu_ns=cpu_ns, gc_pauses=self.gc_pauses, lag_max_ns=self.lag_max_ns, brackets=self.take_brackets(),
             tls=self.tls_facts and {**self.tls_facts, "handshakes": self.handshakes, "resumed": self.resumed},
         )
 
@@ -491,10 +495,21 @@ class Measurer:
             if now >= self.next_second:
                 self.next_second = now + 1.0
                 self.engine.sample_clock(100)
+                self.take_brackets()
                 self.recorder.seal()
             self.attend()
         self.next_sweep = max(self.next_sweep + self.sweep_s, now)
         loop.call_at(self.next_sweep, self.on_sweep)
+
+    def take_brackets(self) -> list[tuple[int, int, int]]:
+        """The samples of the clock's offset in the level so far: all, in a long one every second, fourth, and so on."""
+        taken = self.engine.take_brackets()
+        self.brackets += [each for at, each in enumerate(taken, self.n_brackets) if at % self.bracket_step == 0]
+        self.n_brackets += len(taken)
+        if len(self.brackets) > BRACKETS:
+            del self.brackets[1::2]
+            self.bracket_step *= 2
+        return self.brackets
 
     def on_gc(self, phase: str, info: dict[str, int]) -> None:
         """Count collections inside the window: there should be none."""
