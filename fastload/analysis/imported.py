@@ -22,7 +22,8 @@ def level_figures(told: ToldLevel) -> LevelFigures:
     """
     figures = told.figures
     scalars = {name: figures.get(name) for name in SCALARS}
-    found = {name: _distribution(figures.get(name), scalars["ok"]) for name in DISTRIBUTIONS}
+    values = samples(told)
+    found = {name: _distribution(figures.get(name), values.get(name), scalars["ok"]) for name in DISTRIBUTIONS}
     tps = found["tps"]["mean"]
     return {
         "level": told.level,
@@ -74,9 +75,12 @@ def level_figures(told: ToldLevel) -> LevelFigures:
     }
 
 
-def _distribution(told: Mapping[str, Any] | None, ok: int | None) -> dict[str, Any]:
-    """Return a distribution with every statistic, null where the tool has none; n is that of the level if not told."""
-    found: dict[str, Any] = dict.fromkeys(STATISTICS) | dict(told or {})
+def _distribution(told: Mapping[str, Any] | None, values: Floats | None, ok: int | None) -> dict[str, Any]:
+    """Return a distribution with every statistic: as told, else from the values per request that the file lists, else
+    null; n is that of the level if not told.
+    """
+    found: dict[str, Any] = dict.fromkeys(STATISTICS) if values is None else distribution(values)
+    found |= {name: value for name, value in (told or {}).items() if value is not None}
     if found["n"] is None and found["mean"] is not None and "n" not in (told or {}):
         found["n"] = ok
     return found

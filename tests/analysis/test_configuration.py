@@ -72,3 +72,12 @@ def test_damaged_figures_are_named(tmp_path: Path) -> None:
     (path / FIGURES).unlink()
     with pytest.raises(TraceError, match="cannot read"):
         configuration(open_run(path))
+
+
+def test_what_a_file_lists_but_does_not_sum_up_is_summed_up_here(tmp_path: Path) -> None:
+    """Told figures stand as they are; the others are ours, of the values per request."""
+    values = [float(at) for at in range(1, 31)]
+    level = ToldLevel(1, {"ok": 30, "ttft_ms": {"mean": 99.0, "p90": None}}, {"ttft_ms": values, "tps": values})
+    found = told_analysis.level_figures(level)
+    assert (found["ttft_ms"]["mean"], found["ttft_ms"]["p90"], found["ttft_ms"]["p10"]) == (99.0, 27.0, 4.0)
+    assert found["tps"]["mean"] == 15.5 and found["tps"]["n"] == 30 and found["tps"]["p90_ci95"] is not None

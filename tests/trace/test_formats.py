@@ -37,6 +37,7 @@ def test_vllm_plain() -> None:
 def test_vllm_detailed_has_values_per_request() -> None:
     told = known.read(DETAILED)
     (level,) = told.levels
+    assert not {name for name in told.lacks if name.startswith(("ttft", "itl", "tps", "latency"))}
     raw = json.loads(DETAILED.read_text())
     assert sorted(level.samples) == ["itl_ms", "latency_s", "tps", "ttft_ms"]
     assert {len(values) for values in level.samples.values()} == {12}

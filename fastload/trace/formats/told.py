@@ -50,7 +50,8 @@ class ToldLevel:
 class Told:
     """One result file. tool: a key of the definitions its figures are by. facts: what it says of itself, plain values.
 
-    lacks: figures of DISTRIBUTIONS and SCALARS that no level has, with those statistics of others that none has.
+    lacks: figures of DISTRIBUTIONS and SCALARS that no level has, with those statistics of others that none has. What
+    values per request are listed of lacks nothing.
     simulated: None where it does not say.
     """
 
@@ -67,6 +68,8 @@ class Told:
         missing: list[str] = []
         for name in DISTRIBUTIONS:
             there = {one for level in self.levels for one in known(level.figures.get(name))}
+            if any(level.samples.get(name) for level in self.levels):
+                continue
             if not there:
                 missing.append(name)
             missing += [f"{name}.{one}" for one in STATISTICS if there and one not in there]
