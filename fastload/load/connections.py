@@ -136,6 +136,13 @@ async def _shake_hands(
     return shaking, incoming, outgoing
 
 
+def dial_fault(error: int, timeout_s: float) -> OSError:
+    """What the engine's own dial met, from its errno."""
+    if error == errno.ETIMEDOUT:
+        return TimeoutError(error, f"no connection within {timeout_s:g} s")
+    return OSError(error, os.strerror(error))
+
+
 def why(error: OSError) -> str:
     """What happened, without the address and the tuple asyncio puts into it."""
     if isinstance(error, TimeoutError | RefusedError) or not error.errno:

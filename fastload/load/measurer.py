@@ -10,7 +10,6 @@ process.
 
 import asyncio
 import contextlib
-import errno
 import gc
 import os
 import resource
@@ -28,8 +27,6 @@ from fastload import _client, _timing
 from fastload.load import connections, patience, shared, tls
 from fastload.load.hiding import hide, protect
 
-SWEEP_S = 0.1  # how often time limits are looked at: four times within the shortest, but not without end
-SHORTEST_SWEEP_S = 0.005
 BATCH = 256  # events one drain takes
 STALL_REST_S = 0.001
 WARMUP_FAILURES = 3  # a server that takes no connection now is not waited for: nothing was measured yet
@@ -65,11 +62,6 @@ async def _serve(blocks: int, plan: int, live: int, out: int) -> None:
         out,
     )
     await measurer.run()
-
-
-def sweep_s(limits: dict[str, float]) -> float:
-    """How often time limits (in seconds) are looked at."""
-    return min(SWEEP_S, max(SHORTEST_SWEEP_S, min(limits.values()) / 4))
 
 
 class Measurer:
@@ -147,7 +139,7 @@ class Measurer:
             family, tuple(sockaddr), None if tunnel is None else tunnel.encode("latin-1"), context, server_name
         )
         self.limits = limits
-        self.sweep_s = sweep_s(limits)
+        self.sweep_s = patience.sweep_s(limits)
         self.max_failures = max_failures
         self.recorder.save_text = save_text
         self.engine = _client.Engine(self.recorder, slots, self.live, stamp)
@@ -412,7 +404,7 @@ class Measurer:
         while self.wanted(slot):
             error = engine.take_dial_error(slot)
             if error:
-                self.refuse(slot, self.dial_fault(error), waited_ms)
+                self.refuse(slot, connections.dial_fault(error, self.limits["connect_s"]), waited_ms)
                 self.attend()
                 continue
             wait_ms = max(least_ms, self.wait_ms(slot))
@@ -440,12 +432,6 @@ class Measurer:
                 return
             else:
                 os.close(made.fd)  # no block is free: by the next attempt one should be
-
-    def dial_fault(self, error: int) -> OSError:
-        """What the engine's own dial met."""
-        if error == errno.ETIMEDOUT:
-            return TimeoutError(error, f"no connection within {self.limits['connect_s']:g} s")
-        return OSError(error, os.strerror(error))
 
     def wait_ms(self, slot: int) -> int:
         """How long the slot must wait before it goes on."""
@@ -486,7 +472,7 @@ class Measurer:
         self.lag_max_ns = max(self.lag_max_ns, int(late_s * 1e9))
         if self.running:
             # first what has come: after a pause of the process it lies there, and is not late
-            for _ in range(1 + (self.slots // BATCH if late_s > SWEEP_S else 0)):
+            for _ in range(1 + (self.slots // BATCH if late_s > patience.SWEEP_S else 0)):
                 self.on_wire()
             limits = self.limits
             self.engine.expire(

@@ -1,4 +1,4 @@
-"""What a failure leads to while a level runs: a wait, a word for it, the end of the level. All of it pure.
+"""How long things are borne while a level runs: limits, waits after failures, the end of the level. All of it pure.
 
 Standard library and our extensions only, for the measurer imports it. `counters` are the engine's gauges by name.
 """
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from fastload import _timing
 from fastload.load.answer_head import read_head, read_retry_after_s
 
+SWEEP_S = 0.1  # how often time limits are looked at: four times within the shortest, but not without end
+SHORTEST_SWEEP_S = 0.005
 BACKOFF_FIRST_MS = 100
 BACKOFF_LAST_MS = 2000
 LONGEST_RETRY_AFTER_MS = 300_000  # a server may not stop a run for good
@@ -36,6 +38,11 @@ def words(end: int, status: int, error: int) -> str:
     if status >= 300:
         return f"HTTP {status}"
     return _WORDS.get(end, "an answer with an error, without text or without an end")
+
+
+def sweep_s(limits: Mapping[str, float]) -> float:
+    """How often time limits (in seconds) are looked at."""
+    return min(SWEEP_S, max(SHORTEST_SWEEP_S, min(limits.values()) / 4))
 
 
 def wait_ms(failed: int, status: int = -1, head: bytes = b"") -> int:
