@@ -2,7 +2,7 @@
 
 `fuzz.py asan` (gcc): 10 million random bytes, as many of random tokens of the grammar, as many of real answers with
 changes, each in random cuts: no crash, no hang, no byte read beyond its read, no undefined behaviour, and the same
-story as from the uncut bytes.
+story as from the uncut bytes. Then the tests of machine and engine in that build.
 
 `fuzz.py guided` (clang, atheris): libFuzzer looks for inputs that reach new edges of the machine; for each, cut and
 whole, the machine must say what the readable twin says (tests/wire/fuzzed.py). `--keep` writes the inputs that made a
@@ -27,6 +27,7 @@ import rig
 ROOT = Path(__file__).resolve().parent.parent
 WIRE = ROOT / "tests" / "wire"
 INSIDE = Path(__file__).with_name("fuzz_inside.py")
+TESTS = ("tests/test_timing.py", "tests/test_client.py", "tests/test_client_faults.py", "tests/wire")
 SANITIZERS = "address,undefined"
 LONGEST = 1024  # bytes of an input: longer ones are slower, and find no other edges
 HANG_S = 20
@@ -63,6 +64,9 @@ def at_random(given: argparse.Namespace, folder: Path) -> None:
     done = inside.run("random", str(given.seed), str(given.bytes), str(current))
     if done.returncode:
         found(done, current)
+    tests = inside.start("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *TESTS)
+    if tests.returncode:
+        found(tests)
     rig.answer(
         given, "fuzz", f"The byte machine under -fsanitize={SANITIZERS}: no finding", "none: nothing is timed",
         ("what", "bytes taken", "answers", "reads", "seconds"), json.loads(done.stdout),
@@ -70,6 +74,7 @@ def at_random(given: argparse.Namespace, folder: Path) -> None:
         notes=(
             "each read lay in memory of its own size; each answer was read whole as well, and told the same story",
             f"an overread made on purpose was seen; a hang would have ended it; --seed {given.seed}",
+            f"the tests of machine and engine in the same build: {tests.stdout.strip().splitlines()[-1]}",
         ),
     )  # fmt: skip
 
@@ -154,9 +159,12 @@ class Inside:
         }
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.start(str(INSIDE), *arguments)
+
+    def start(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", str(INSIDE), *arguments],
-            env=self.environment, capture_output=True, text=True, errors="replace", check=False,
+            [sys.executable, "-P", *arguments], cwd=ROOT, env=self.environment, capture_output=True, text=True,
+            errors="replace", check=False,
         )  # fmt: skip
 
     def must_see(self) -> None:

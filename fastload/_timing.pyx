@@ -289,7 +289,7 @@ of ROW_FIELDS; `blobs` are (request, ordinal of the event, BLOB_ kind, bytes); `
 
 def block_bytes(Py_ssize_t events=EVENTS, Py_ssize_t rows=ROWS, Py_ssize_t arena=ARENA):
     """Bytes one block takes in shared memory."""
-    return (HEADER_BYTES + events * 26 + rows * N_FIELDS * 8 + arena + 4095) // 4096 * 4096
+    return (HEADER_BYTES + (events * 26 + 7) // 8 * 8 + rows * N_FIELDS * 8 + arena + 4095) // 4096 * 4096
 
 cdef void map_block(Rec *rec, char *at) noexcept nogil:
     cdef char *p = at + HEADER_BYTES
@@ -309,7 +309,7 @@ cdef void map_block(Rec *rec, char *at) noexcept nogil:
     rec.channel = <uint8_t *>p
     p += rec.cap_events
     rec.flags = <uint8_t *>p
-    rec.arena = p + rec.cap_events
+    rec.arena = p + rec.cap_events + (-26 * rec.cap_events & 7)      # whole words begin there
     rec.n_events = rec.n_rows = rec.n_blob = 0
 
 cdef Py_ssize_t rec_event(Rec *rec, int64_t stamp, int64_t request, int32_t delay, int32_t nbytes, int32_t tokens,
