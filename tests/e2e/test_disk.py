@@ -137,6 +137,16 @@ def test_full_at_the_start(disk: Disk, sweep: Sweep) -> None:
     assert [path.name for path in disk.seen.iterdir()] == ["filler"]
 
 
+def test_full_during_the_warm_up(disk: Disk, sweep: Sweep, until: Any) -> None:
+    """Nothing was measured, so nothing is left."""
+    process = sweep("--levels", "2", "--num-requests", "4")
+    until(lambda: list(disk.seen.glob("out/*/manifest.json")))
+    disk.fill()
+    out, line = ended(process)
+    assert out == "" and "No space left on device" in line and line.endswith("; nothing was measured")
+    assert [path.name for path in disk.seen.iterdir()] == ["filler"]
+
+
 def test_full_in_the_second_level(disk: Disk, sweep: Sweep, until: Any) -> None:
     process = sweep("--levels", "2,4", "--duration", "2s", "--quiet")
     until(lambda: list(disk.seen.glob("out/*/requests/01-c4")))
