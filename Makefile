@@ -24,7 +24,7 @@ sweep: $(VENV)/installed ## the main job on a simulated engine (4 minutes), into
 test: $(VENV)/installed-test ## ruff, mypy, pytest
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy --strict fastload
-	$(VENV)/bin/pytest $(ARGS)
+	$(VENV)/bin/pytest -n 4 --dist worksteal $(ARGS)
 
 bench: $(VENV)/installed-bench ## the programs in bench/, one after the other (half an hour)
 	@set -e; for program in $(BENCHES); do \

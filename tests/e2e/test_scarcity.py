@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent.with_name("load")))
 
 from api import api  # noqa: E402
@@ -135,12 +137,20 @@ sys.exit(done.returncode)
 """
 
 
+NETWORK = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net"]
+PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
+needs_network = pytest.mark.skipif(
+    subprocess.run([*NETWORK, "test", "-w", PORTS], capture_output=True).returncode != 0,
+    reason="this machine gives no network namespace: no ports of our own to run out of",
+)
+
+
 def in_namespace(command: Any, how: str, *words: str, cwd: Path) -> tuple[int, list[str], int]:
     """A sweep beside its server in a network of 100 ports: (exit code, lines of stderr, connections it took)."""
     load = str(Path(__file__).parent.with_name("load"))
     inside = [sys.executable, "-P", "-c", SERVER, load, how, *command, "sweep", "--url", "http://127.0.0.1:20000"]
     done = subprocess.run(
-        ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net", *inside, *words, *SHORT],
+        [*NETWORK, *inside, *words, *SHORT],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -152,6 +162,7 @@ def in_namespace(command: Any, how: str, *words: str, cwd: Path) -> tuple[int, l
     return done.returncode, lines, int(found[1])
 
 
+@needs_network
 def test_kept_connections_need_as_many_ports_as_streams(command: Any, tmp_path: Path, the_run: Any) -> None:
     """Bug report C15, its first half: 500 requests, concurrency 10."""
     code, lines, accepts = in_namespace(command, "keep", "--levels", "10", "--num-requests", "500", cwd=tmp_path)
@@ -161,6 +172,7 @@ def test_kept_connections_need_as_many_ports_as_streams(command: Any, tmp_path: 
     assert set(run.requests("00-c10")["status"].to_pylist()) == {"ok"}
 
 
+@needs_network
 def test_ports_that_run_out_are_named_and_end_the_run(command: Any, tmp_path: Path, the_run: Any) -> None:
     """Its second half: a connection for each request, which then waits a minute for its port."""
     words = ["--levels", "10,20", "--num-requests", "500", "--max-failures", "30"]
@@ -180,6 +192,7 @@ def test_ports_that_run_out_are_named_and_end_the_run(command: Any, tmp_path: Pa
     assert "found no local port or file descriptor free on this host" in "; ".join(summary["verdict"]["reasons"])
 
 
+@needs_network
 def test_a_level_of_more_streams_than_ports_is_refused(command: Any, tmp_path: Path) -> None:
     code, lines, accepts = in_namespace(command, "keep", "--levels", "101", cwd=tmp_path)
     assert code == 2 and accepts == 0

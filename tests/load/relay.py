@@ -39,6 +39,7 @@ def _listening(handler: Handler, tls: ssl.SSLContext | None) -> Iterator[int]:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0.01)  # transports close their sockets a turn of the loop later
 
     server = asyncio.run_coroutine_threadsafe(open_it(), loop).result(WAIT_S)
     try:
@@ -81,6 +82,8 @@ def proxy(answer: bytes | None = None) -> Iterator[Proxy]:
             writer.write(answer)
             await writer.drain()
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
             return
         method, place, _ = head.split(" ", 2)
         assert method == "CONNECT"
