@@ -132,7 +132,7 @@ def read_answer(reads: Sequence[bytes], stamps: Sequence[int], eof_ns: int | Non
             for line in lines_of(message.body, over):
                 name = line.text.partition(b":")[0]
                 if line.text and name not in (b"", b"data", b"event", b"id", b"retry"):
-                    room = STRAY_KEPT - len(answer.body)
+                    room = max(0, STRAY_KEPT - len(answer.body))
                     answer.body += line.text[:room] + b"\n" * (room > 0)
     if answer.code == 1:
         answer.framing_end_ns = end_ns
