@@ -209,7 +209,7 @@ def test_full_at_the_summary(disk: Disk, sweep: Sweep, until: Any) -> None:
 
 def test_read_only_in_the_middle_and_for_good(disk: Disk, sweep: Sweep, until: Any) -> None:
     process = sweep("--levels", "2", "--duration", "2s", "--quiet")
-    until(lambda: list(disk.seen.glob("out/*/requests/00-c2")))
+    until(lambda: [one for one in disk.seen.glob("out/*/progress.json") if json.loads(one.read_text())["done"]])
     disk.remount("ro")
     out, line = ended(process)
     assert "Read-only file system" in line and re.search(r"of level 00-c2 \d+ rows are not on disk", line)

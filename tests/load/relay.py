@@ -21,7 +21,10 @@ async def _pour(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
     there, back = await asyncio.open_connection("127.0.0.1", port)
-    await asyncio.gather(_pour(reader, back), _pour(there, writer))
+    try:
+        await asyncio.gather(_pour(reader, back), _pour(there, writer))
+    finally:
+        back.transport.abort()
 
 
 @contextlib.contextmanager
@@ -30,8 +33,16 @@ def _listening(handler: Handler, tls: ssl.SSLContext | None) -> Iterator[int]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
+    async def handled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await handler(reader, writer)
+        except asyncio.IncompleteReadError:
+            pass  # it went away without a word
+        finally:
+            writer.transport.abort()
+
     async def open_it() -> asyncio.Server:
-        return await asyncio.start_server(handler, "127.0.0.1", 0, ssl=tls)
+        return await asyncio.start_server(handled, "127.0.0.1", 0, ssl=tls)
 
     async def close_it(server: asyncio.Server) -> None:
         server.close()
@@ -39,7 +50,7 @@ def _listening(handler: Handler, tls: ssl.SSLContext | None) -> Iterator[int]:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.sleep(0.01)  # transports close their sockets a turn of the loop later
+        await asyncio.sleep(0.05)  # transports close their sockets some turns of the loop later
 
     server = asyncio.run_coroutine_threadsafe(open_it(), loop).result(WAIT_S)
     try:
