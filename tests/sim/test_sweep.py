@@ -12,8 +12,8 @@ START = "import sys; from fastload.cli import main; sys.exit(main())"
 
 
 def sweep(tmp_path: Path, wishes: dict[str, object]) -> dict[str, Any]:
-    command = [sys.executable, "-P", "-c", START, "sweep", "--target", "sim:vllm-direct", "--sim-speed", "20", "--quiet"]
-    command += ["--levels", "4", "--num-requests", "40", "--osl", "16", "--json", "--output", str(tmp_path)]
+    command = [sys.executable, "-P", "-c", START, "sweep", "--target", "sim:vllm-direct", "--sim-speed", "20"]
+    command += ["--quiet", "--levels", "4", "--num-requests", "40", "--osl", "16", "--json", "--output", str(tmp_path)]
     command += ["--extra-body", json.dumps({"sim": wishes})]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
