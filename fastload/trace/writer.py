@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 PART_EVENTS: Final = 1_000_000  # a part inside a level is written at so many events
 PART_BYTES: Final = 64 << 20  # or where it holds so much: whole texts, say
-RAW_BYTES: Final = 16 << 20  # so much raw payload is read into rows at once: memory stays level
 PART_INTERVAL_NS: Final = 50 * 10**9  # or so long after the last: with its writing no row waits for a minute
 WAITING_BYTES: Final = 512 << 20  # rows that wait for a disk to take them; with more the run is ended
 DISK_FAULTS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EIO}  # not the user's mistake
@@ -130,7 +129,7 @@ class RunWriter:
         """
         level = self._levels[block.level]
         level.rows.add(block)
-        if level.rows.raw_pending >= RAW_BYTES:
+        if level.rows.raw_pending >= PART_BYTES:
             self._take(level)  # most of a raw payload is in no column
         if level.rows.events_pending >= PART_EVENTS or self._has_much(level) or _is_old(level):
             error = self._try_to_write(level)

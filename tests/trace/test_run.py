@@ -166,7 +166,6 @@ def test_raw_payloads_are_let_go_of_long_before_a_part_is_due(
 ) -> None:
     """A server whose every answer has to be kept raw: of most of it the trace keeps a few numbers."""
     monkeypatch.setattr(writer, "PART_BYTES", 300_000)
-    monkeypatch.setattr(writer, "RAW_BYTES", 300_000)
     run = create_run(tmp_path, "test", {}, save_text=save_text)
     run.begin_level(0, 1, lambda request: None, 1)
     most = 0
