@@ -19,7 +19,7 @@ from fastload import _timing as t
 sys.path.insert(0, str(Path(__file__).with_name("load")))
 
 from rig import Rig, descriptors  # noqa: E402
-from scripted import DONE, LAST_CHUNK, Call, answer, chunk, event, head, quick, serve, usage  # noqa: E402
+from scripted import DONE, LAST_CHUNK, Call, answer, chunk, event, head, one_by_one, quick, serve, usage  # noqa: E402
 
 FAMILIES = [pytest.param(socket.AF_INET, id="IPv4"), pytest.param(socket.AF_INET6, id="IPv6")]
 DRIFT_NS = 20_000  # how far a clock that is being slewed may go between the offset's sample and the stamp
@@ -30,15 +30,7 @@ DRIFT_NS = 20_000  # how far a clock that is being slewed may go between the off
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stamp_lies_between_the_servers_send_and_the_read(family: int) -> None:
-    def script(call: Call) -> None:
-        call.send(head())
-        for text in "abc":
-            call.sleep(0.003)
-            call.send(chunk(event(text)))
-        call.sleep(0.003)
-        call.finish(chunk(DONE) + LAST_CHUNK)
-
-    with serve(script, family=family) as server:
+    with serve(one_by_one, family=family) as server:
         rig = Rig(1, server.port, family=family).open(0).begin(1, 1).arm(1).finish()
         sends = [at for at, _ in server.requests[0].sends]
         (row,) = rig.rows

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -124,6 +126,20 @@ def start(tmp_path: Path) -> Iterator[Start]:
             return process
 
         yield go
+
+
+@pytest.fixture
+def preloaded(tmp_path: Path) -> Callable[[str], Path]:
+    """`preloaded(source)` builds a library to be loaded before libc, with the compiler that built fastload."""
+
+    def build(text: str) -> Path:
+        source, library = tmp_path / "preloaded.c", tmp_path / "preloaded.so"
+        source.write_text(text)
+        compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        return library
+
+    return build
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

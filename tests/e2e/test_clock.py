@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
-import subprocess
-import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +66,9 @@ ssize_t recvmsg(int fd, struct msghdr *message, int flags) {
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Path:
-    """The library, built with the compiler that built fastload."""
-    source, library = tmp_path / "set.c", tmp_path / "set.so"
-    source.write_text(SETTING)
-    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return library
+def setting(preloaded: Callable[[str], Path]) -> Path:
+    """The library."""
+    return preloaded(SETTING)
 
 
 @pytest.mark.parametrize("by_s", [3600, -3600, -0.004])

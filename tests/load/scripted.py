@@ -228,6 +228,16 @@ class SealedSocket:
 Script = Callable[[Call], None]
 
 
+def one_by_one(call: Call) -> None:
+    """A script: head, three tokens and the end, each in a segment of its own and none in the read of another."""
+    call.send(head())
+    for text in "abc":
+        call.sleep(0.003)
+        call.send(chunk(event(text)))
+    call.sleep(0.003)
+    call.finish(chunk(DONE) + LAST_CHUNK)
+
+
 class Server:
     """What a test sees of a running server. Counters are whole at any time."""
 

@@ -9,7 +9,7 @@ import pytest
 import trustme
 from authority import Authority
 from rig import Rig
-from scripted import DONE, LAST_CHUNK, Call, answer, chunk, event, head, serve
+from scripted import DONE, LAST_CHUNK, Call, answer, chunk, event, head, one_by_one, serve
 
 from fastload import _timing as t
 from fastload.errors import PlanError, TargetError
@@ -35,15 +35,7 @@ def models(call: Call) -> None:
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["TLS 1.2", "TLS 1.3"])
 def test_a_stamp_lies_between_the_servers_send_and_the_read(authority: Authority, newest: ssl.TLSVersion) -> None:
-    def script(call: Call) -> None:
-        call.send(head())
-        for text in "abc":
-            call.sleep(0.003)
-            call.send(chunk(event(text)))
-        call.sleep(0.003)
-        call.finish(chunk(DONE) + LAST_CHUNK)
-
-    with serve(script, tls=authority.server(newest=newest)) as server:
+    with serve(one_by_one, tls=authority.server(newest=newest)) as server:
         rig = Rig(1, server.port, context=authority.trusting()).begin(1, 2)
         rig.open(0, connect_ns=5).arm(2).finish()
     for number, row in enumerate(rig.rows):
