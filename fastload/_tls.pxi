@@ -51,21 +51,17 @@ cdef class _Tls:
             self.state = TLS_ENDED
         except ssl.SSLError as error:
             self.state = TLS_BROKEN
-            self.why = in_words(error)
+            self.why = b"TLS: " + (error.reason or str(error)).lower().replace("_", " ").encode()
         return n
 
     cdef bint seal(self, const char *p, Py_ssize_t n):
-        """Make `sealed` of n plain bytes, after whatever TLS itself has to say first. False, and `why`."""
+        """Make `sealed` of n plain bytes, after whatever TLS itself has to say first. False when TLS is broken."""
         cdef Py_ssize_t at = 0
         view = memoryview(p[:n])
         try:
             while at < n:
                 at += self.session.write(view[at:])
             self.sealed = self.outgoing.read()
-        except ssl.SSLError as error:
-            self.why = in_words(error)
+        except ssl.SSLError:
             return False
         return True
-
-cdef bytes in_words(error):
-    return b"TLS: " + (error.reason or str(error)).lower().replace("_", " ").encode()

@@ -28,7 +28,6 @@ class Convention:
     users_latency: Literal["mean", "p90"]
     users_rounding: Literal["nearest", "down"]
     aggregate: Literal["aggregate_tok_s", "aggregate_tok_s_kimi_report"]
-    rps: Literal["system_rps", "stream_rps"]
     break_even: Literal["crossing", "nearest"]
 
 
@@ -40,7 +39,6 @@ FASTLOAD = Convention(
     users_latency="mean",
     users_rounding="nearest",
     aggregate="aggregate_tok_s",
-    rps="system_rps",
     break_even="crossing",
 )
 
@@ -52,7 +50,6 @@ KIMI_REPORT = Convention(
     users_latency="mean",
     users_rounding="nearest",
     aggregate="aggregate_tok_s_kimi_report",
-    rps="stream_rps",
     break_even="nearest",
 )
 
@@ -64,7 +61,6 @@ CORDATUS = Convention(
     users_latency="p90",
     users_rounding="down",
     aggregate="aggregate_tok_s_kimi_report",
-    rps="stream_rps",
     break_even="nearest",
 )
 

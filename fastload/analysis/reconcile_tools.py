@@ -105,6 +105,16 @@ _WHOLE = "rates from the first request sent to the last one's end, ramp and drai
 _ONLY_MEASURED = "rates of measured requests only: none sent to keep the load up"
 _LAST_CHUNK = "latency ends at the last chunk, not at [DONE]"
 
+# sglang's program began as vllm's, and kept its words
+_BENCH_NAMES = {
+    "ttft_ms": "TTFT",
+    "itl_ms": "TPOT",
+    "icl_ms": "ITL",
+    "latency_s": "E2EL",
+    "aggregate_tok_s": "output_throughput",
+    "system_rps": "request_throughput",
+}
+
 VLLM = Tool(
     "vllm",
     "vllm bench serve",
@@ -121,14 +131,7 @@ VLLM = Tool(
         (_ONLY_MEASURED, {"roles": "measured"}),
         (_LINEAR, {"rank": "linear"}),
     ),
-    {
-        "ttft_ms": "TTFT",
-        "itl_ms": "TPOT",
-        "icl_ms": "ITL",
-        "latency_s": "E2EL",
-        "aggregate_tok_s": "output_throughput",
-        "system_rps": "request_throughput",
-    },
+    _BENCH_NAMES,
     (
         "its clock starts in Python before the request is encoded, and it stamps an event when its loop comes to it",
         "where usage is missing it counts tokens with its own tokenizer",
@@ -151,14 +154,7 @@ SGLANG = Tool(
         (_ONLY_MEASURED, {"roles": "measured"}),
         (_LINEAR, {"rank": "linear"}),
     ),
-    {
-        "ttft_ms": "TTFT",
-        "itl_ms": "TPOT",
-        "icl_ms": "ITL",
-        "latency_s": "E2E latency",
-        "aggregate_tok_s": "output_throughput",
-        "system_rps": "request_throughput",
-    },
+    _BENCH_NAMES | {"latency_s": "E2E latency"},
     (
         "it makes a new connection for every request, inside its clock: no trace on kept connections holds that time",
         "an answer without text counts with a TTFT of 0",

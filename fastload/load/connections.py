@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fastload import _timing
 from fastload.load import tls
-from fastload.load.tunnel import TUNNEL_HEAD, tunnel_refusal
+from fastload.load.tunnel import NO_ANSWER, TUNNEL_HEAD, tunnel_refusal
 
 # Errors that say the client's own ports or descriptors ran out: the server is not to blame.
 OWN_LIMITS = frozenset({errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -103,7 +103,7 @@ async def _ask_tunnel(sock: socket.socket, request: bytes) -> None:
         got = await loop.sock_recv(sock, READ_BYTES)
         head += got
         if not got or len(head) > TUNNEL_HEAD:
-            raise RefusedError(errno.ECONNREFUSED, "the proxy gave no answer to CONNECT that is HTTP")
+            raise RefusedError(errno.ECONNREFUSED, NO_ANSWER)
     refusal = tunnel_refusal(head)
     if refusal is not None:
         raise RefusedError(errno.ECONNREFUSED, refusal)

@@ -13,7 +13,7 @@ from fastload.load import tls
 from fastload.load.hiding import hide, hide_start
 from fastload.load.secrets import Secret
 from fastload.load.target_address import Address, NotYetError
-from fastload.load.tunnel import TUNNEL_HEAD, tunnel_refusal
+from fastload.load.tunnel import NO_ANSWER, TUNNEL_HEAD, tunnel_refusal
 
 LOOK_TIMEOUT_S = 10.0  # for lists and health
 FACT_TIMEOUT_S = 2.0  # for what is nice to know
@@ -94,7 +94,7 @@ def _ask_tunnel(stream: httpcore.NetworkStream, request: bytes, timeout: float |
     while refusal is None and b"\r\n\r\n" not in head:
         got = stream.read(TUNNEL_READ, timeout)
         head += got
-        refusal = None if got and len(head) <= TUNNEL_HEAD else "the proxy gave no answer to CONNECT that is HTTP"
+        refusal = None if got and len(head) <= TUNNEL_HEAD else NO_ANSWER
     refusal = refusal or tunnel_refusal(head)
     if refusal is not None:
         stream.close()

@@ -3,6 +3,7 @@
 from fastload.load.hiding import hide_start
 
 TUNNEL_HEAD = 65_536  # the longest head that is read
+NO_ANSWER = "the proxy gave no answer to CONNECT that is HTTP"
 
 
 def tunnel_refusal(head: bytes) -> str | None:
